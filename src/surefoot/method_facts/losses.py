@@ -1,9 +1,9 @@
-"""The losses of DPO's family, of GRPO's and of reward models, as facts: what each needs and which keys it reads.
+"""Facts about the losses of DPO's family, of GRPO's, and of reward models: what each needs and which keys it reads.
 
-    PAIR_LOSSES["orpo"].reference       # False: it compares the two answers with each other alone
+    PAIR_LOSSES["orpo"].reference       # False: it only compares the two answers with each other
 
-A loss is one row here and one function in `surefoot.methods.losses`; `joined` lets neither exist without the other.
-`docs/preference.md` and `docs/grpo.md` describe each in their tables.
+A loss is one row here and one function in `surefoot.methods.losses`; `joined` checks that both exist.
+`docs/preference.md` and `docs/grpo.md` describe the losses in tables.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Row = TypeVar("Row")
 class LossFacts:
     """One loss of a method.
 
-    reference: whether it compares with a reference policy. There is no default: a loss that needs none would otherwise
-        open one in silence and log rewards of 0.
-    keys: of the method's section, that this loss reads and losses without them refuse; a key that no row names is read
-        by all.
-    sft: weight of the cross entropy of the better answers that belongs to the loss by definition; it is added to what
-        the loss's function returns.
-    compared: what it compares, as the plan gives its reason.
+    reference: whether it compares with a reference policy. There is no default: a loss without one would otherwise load
+        a reference silently and log rewards of 0.
+    keys: keys of the method's section that this loss reads and losses without them refuse; keys that no row lists are
+        read by all.
+    sft: weight of the cross entropy of the chosen answers that is part of the loss by definition; it is added to the
+        result of the loss's function.
+    compared: what it compares, as the reason in the plan.
     """
 
     reference: bool
@@ -48,7 +48,7 @@ PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
 
 
 def keys_of(losses: Mapping[str, LossFacts]) -> tuple[str, ...]:
-    """The keys of a section that some of its losses read and others refuse."""
+    """Keys of a section that only some of its losses read."""
     return tuple(dict.fromkeys(key for loss in losses.values() for key in loss.keys))
 
 
@@ -56,20 +56,21 @@ def keys_of(losses: Mapping[str, LossFacts]) -> tuple[str, ...]:
 class GroupLossFacts(LossFacts):
     """One loss of stage grpo.
 
-    source: where it is defined.
+    source: paper or code that defines it.
     ratio: whose probability ratio is clipped. token: each token's. sequence: the geometric mean over an answer's
-        tokens. answer: their product.
-    mean: what the loss is a mean over. tokens: all tokens of a step. answers: the answers of a step, each the mean over
-        its own tokens. limit: the answers of a step, each the sum over its tokens divided by max_new_tokens.
-    baseline: what is taken off a score. group: the mean of its group. others: the mean of the other answers of its
-        group. step: the mean of the rollout.
-    scale: what the difference is divided by: the deviation of its group, of the rollout, or nothing.
-    clip: how far below and above 1 a ratio may go; below None: as far as it likes.
-    weighs: the clipped ratio weighs the log-probability and has no gradient itself (CISPO); else it is what is learned.
-    penalty: where the KL to the reference is taken into account: in the loss of each token (k3), or in the score.
+        tokens.
+        answer: their product.
+    mean: what the loss is a mean over. tokens: all tokens of a step. answers: the answers of a step, each a mean over
+        its own tokens. limit: the answers of a step, each a sum over its tokens divided by max_new_tokens.
+    baseline: subtracted from a score. group: the mean of its group. others: the mean of the other answers of its group.
+        step: the mean of the rollout.
+    scale: divisor of the difference: the standard deviation of its group, of the rollout, or none.
+    clip: maximum distance of a ratio below and above 1; None: unlimited.
+    weighs: whether the clipped ratio is a weight of the log-probability without gradient (CISPO); else it is optimized.
+    penalty: where the KL to the reference enters: in the loss of each token (k3), or in the score.
     """
 
-    reference: bool = False  # grpo.kl asks for one
+    reference: bool = False  # decided by grpo.kl
     source: str
     ratio: Literal["token", "sequence", "answer"] = "token"
     mean: Literal["tokens", "answers", "limit"] = "tokens"
@@ -81,11 +82,11 @@ class GroupLossFacts(LossFacts):
 
     @property
     def unit(self) -> str:
-        """What the weight of a batch counts."""
+        """Unit of a batch's weight."""
         return "response_tokens" if self.mean == "tokens" else "answers"
 
 
-# What a token's loss is multiplied by where another engine drew it (`surefoot.methods.losses.mismatch`); TRL's names.
+# Importance weights for tokens sampled by another engine (`surefoot.methods.losses.mismatch`); TRL's names.
 CorrectionKind = Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 GROUP_LOSSES: Mapping[str, GroupLossFacts] = MappingProxyType(
@@ -116,12 +117,12 @@ NO_REFERENCE = "none"  # of alignment.reference
 
 
 def own_pair_loss(*, reference: bool) -> LossFacts:
-    """The facts of a loss of pairs that the config names as FILE.py:FUNCTION. alignment.loss is given every constant of
-    its section.
+    """Return the facts of a user's pair loss, FILE.py:FUNCTION in the config. alignment.loss gets every constant of the
+    section.
 
-    reference: whether it compares with one, which the config says.
+    reference: whether it uses a reference, as set in the config.
     """
-    compared = "both answers are compared by a loss of your own"
+    compared = "both answers are compared by your own loss"
     return LossFacts(reference=reference, keys=keys_of(PAIR_LOSSES), compared=compared)
 
 
@@ -138,20 +139,20 @@ REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
 
 
 def joined(facts: Mapping[str, object], functions: Mapping[str, Row], tables: tuple[str, str]) -> Mapping[str, Row]:
-    """The functions, once every method, loss or format has both halves.
+    """Return the functions, after checking that every method, loss or format has facts and a function.
 
-    facts: the rows of the methods, or of a family of losses, by name.
-    functions: what they compute, by name.
-    tables: "module.TABLE" of either, within surefoot, for the error.
+    facts: rows of the methods, or of a family of losses, by name.
+    functions: their functions, by name.
+    tables: "module.TABLE" of both, within surefoot, for the error.
 
-    Raises RuntimeError, where the module of the functions is imported, for a name that has only one of the two.
+    Raises RuntimeError at import for a name that has only one of the two.
     """
     for name in sorted(facts.keys() ^ functions.keys()):
         there, missing = tables if name in facts else tables[::-1]
-        raise RuntimeError(f"{name!r} has a row in surefoot.{there} and none in surefoot.{missing}: it needs both")
+        raise RuntimeError(f"{name!r} has a row in surefoot.{there} but none in surefoot.{missing}")
     return functions
 
 
 def read_by(key: str, losses: Mapping[str, LossFacts]) -> tuple[str, ...]:
-    """The losses that read a key of the section; empty for a key that all of them read."""
+    """Losses that read a key of the section; empty for a key that all of them read."""
     return tuple(name for name, loss in losses.items() if key in loss.keys)

@@ -1,10 +1,10 @@
-"""The training methods as facts: the data, the models, the config keys and the fast paths of each word of `stage`.
+"""Facts about the training methods: data, models, config keys and fast paths of each value of `stage`.
 
     METHODS["dpo"].records              # "pairs"
-    config.method.packs                 # the same row, of a run's config
+    config.method.packs                 # the same row, from a run's config
 
-No module outside `surefoot.methods` compares a method's name: it asks the row. What a method computes is one row of
-functions in `surefoot.methods.table`; neither exists without the other.
+No module outside `surefoot.methods` compares a method's name; all read the row. A method's functions are a row of
+`surefoot.methods.table`; each requires the other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSE
 
 Records = Literal["answers", "pairs", "judged", "prompts"]
 Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
-"""What a batch's weight counts, and a loss is the mean over: tokens that are learned, pairs of answers, answers, or
-tokens of the policy's own responses."""
+"""Unit of a batch's weight, over which the loss is a mean: supervised tokens, pairs, answers, or tokens of the policy's
+responses."""
 
 COUNTED: Mapping[Records, str] = MappingProxyType(
     {"answers": "examples", "pairs": "pairs", "judged": "answers", "prompts": "prompts"}
 )
-"""What users count, by what a record becomes: batch.size, held-out records and audits are in these."""
+"""Unit of batch.size, held-out records and audits, by record kind."""
 
 FORMATS: Mapping[str, Records] = MappingProxyType(
     {
@@ -39,11 +39,11 @@ FORMATS: Mapping[str, Records] = MappingProxyType(
         "prompts": "prompts",
     }
 )
-"""What data.format may name, and what its records become. `surefoot.data.formats.registry` reads each."""
+"""Values of data.format with the record kind of each. `surefoot.data.formats.registry` reads them."""
 
 
 def formats_for(records: Records) -> tuple[str, ...]:
-    """The formats whose records become this."""
+    """Formats of this record kind."""
     return tuple(name for name, become in FORMATS.items() if become == records)
 
 
@@ -51,35 +51,35 @@ def formats_for(records: Records) -> tuple[str, ...]:
 class MethodFacts:
     """One training method.
 
-    title: in prose, as the model card names it.
-    records: what a record of its data becomes, see `surefoot.data.sources.records`.
-    formats: what data.format may name beside auto and custom; None: any.
+    title: its name in prose, for the model card.
+    records: record kind of its data, see `surefoot.data.sources.records`.
+    formats: values of data.format besides auto and custom; None: any.
     unit: what its loss is a mean over.
-    rows: rows of a batch that one example becomes.
-    counts: what batch.size counts, where that is not the records.
-    section: of the config, that the method reads; None: it has no section of its own.
-    own_keys: keys of that section which no other method reads.
-    losses: by the name that the section's key `loss` may have; empty where the method has one loss.
-    metrics: of every evaluation, better the higher they are; checkpoint.best may name them.
-    pictures: its records may have pictures.
-    learns_tokens: it learns the marked tokens of each example by cross entropy, so data.train_on, data.encoding and
-        NEFTune apply. The others compare whole answers.
-    plain_texts: examples are texts without turns, cut into as many pieces as they need.
-    compared: what dropout masks would add noise to; empty where masks do no harm.
-    reference: its loss may be held to a reference policy, so alignment.reference applies.
-    other_prompts: each step also pairs its prompts with each other's answers, so a step needs two examples and their
-        log-probabilities cannot be computed once for all.
-    scores: it trains a value head, and computes no logits and writes no answers.
-    rollouts: it answers prompts while it trains, and learns from its own answers.
-    critic: it trains a critic beside the policy, and may have a reward model.
-    weighs_answers: the loss needs the log-probability of every answer by itself before it is known how much each
-        counts, so a head that trains cannot go over positions a few at a time.
-    packs: the documents of a step can go through the model as one packed row.
-    shares_prompts: what both answers of a pair begin with can go through the model once.
-    one_pass: a step is one forward and one backward pass over its rows and nothing else, so its FLOPs are known.
-    proposed: `surefoot init` takes it for records of this kind, where nobody names a method.
+    rows: rows of a batch per example.
+    counts: unit of batch.size, if not the records.
+    section: config section that the method reads; None: it has none.
+    own_keys: keys of that section that no other method reads.
+    losses: by the value of the section's key `loss`; empty if the method has one loss.
+    metrics: metrics of every evaluation, higher is better; checkpoint.best may name them.
+    pictures: whether its records may have images.
+    learns_tokens: whether it trains on marked tokens by cross entropy, so that data.train_on, data.encoding and NEFTune
+        apply. The others compare whole answers.
+    plain_texts: whether examples are texts without turns, split into as many pieces as needed.
+    compared: comparison to which dropout would add noise; empty if dropout does no harm.
+    reference: whether its loss may use a reference policy, so that alignment.reference applies.
+    other_prompts: whether each step also pairs its prompts with each other's answers, so that a step needs two examples
+        and their log-probabilities cannot be precomputed.
+    scores: whether it trains a value head, and neither computes logits nor generates.
+    rollouts: whether it generates answers during training, and learns from them.
+    critic: whether it trains a critic besides the policy, and may have a reward model.
+    weighs_answers: whether the loss needs the log-probability of every answer before the weight of each is known, so
+        that a trained head cannot be computed in chunks.
+    packs: whether the documents of a step can go through the model as one packed row.
+    shares_prompts: whether the common prefix of a pair can be computed once.
+    one_pass: whether a step is exactly one forward and one backward pass over its rows, so that its FLOPs are known.
+    proposed: whether `surefoot init` chooses it for such records if no method is named.
     first_rate: learning rate of an adapter that `surefoot init` proposes; None: it proposes no such run.
-    large_rate: usual learning rate of all weights of a model of some 8 B parameters; None: nobody says.
+    large_rate: usual learning rate for full fine-tuning of about 8 B parameters; None: unknown.
     """
 
     title: str
@@ -111,7 +111,7 @@ class MethodFacts:
 
     @property
     def counted(self) -> str:
-        """What batch.size counts."""
+        """Unit of batch.size."""
         return self.counts or COUNTED[self.records]
 
 
@@ -131,7 +131,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
         "sft": MethodFacts(
             title="supervised fine-tuning",
             records="answers",
-            formats=(*formats_for("answers"), *formats_for("pairs")),  # of a pair it learns the better answer
+            formats=(*formats_for("answers"), *formats_for("pairs")),  # of a pair it learns the chosen answer
             pictures=True,
             learns_tokens=True,
             one_pass=True,
@@ -221,15 +221,15 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
 
 
 def methods_of(section: str) -> tuple[str, ...]:
-    """The methods that read a section of the config."""
+    """The methods that read a config section."""
     return tuple(name for name, method in METHODS.items() if method.section == section)
 
 
 def methods_for(records: Records, *, plain_texts: bool = False) -> str:
     """The methods that learn from such records, for a message: "reward or dpo".
 
-    records: what the records become.
-    plain_texts: of answers, texts without turns.
+    records: record kind.
+    plain_texts: for answers, whether they are texts without turns.
     """
     fitting = (name for name, one in METHODS.items() if (one.records, one.plain_texts) == (records, plain_texts))
     return " or ".join(fitting)

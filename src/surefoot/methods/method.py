@@ -1,8 +1,8 @@
-"""A training method as a value: which data, which loss, which batches, which models.
+"""A training method as a value: data, loss, batches and models.
 
-A method is two rows under the word that the config's `stage` has: its facts, without torch, which config, planning and
-report read as well (`surefoot.method_facts`), and its functions (`surefoot.methods.table`). Everything else that a run
-does is the same for all methods.
+A method is two rows under the value of the config's `stage`: its facts, without torch, which config, planning and
+report also read (`surefoot.method_facts`), and its functions (`surefoot.methods.table`). Everything else in a run is
+the same for all methods.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ RewardFunction = Callable[[Sequence[str], Sequence[str]], Sequence[float]]  # pr
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation by the method itself.
+    """Result of a method's own evaluation.
 
-    samples: (prompt, answer) pairs to read.
+    samples: (prompt, answer) pairs to show.
     """
 
     report: EvalReport
@@ -45,26 +45,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Task:
-    """What this run learns: a method's loss, and the batches of every step, as the plan lays them out.
+    """What a run trains on: a method's loss, and the batches of every step as laid out by the plan.
 
-    step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function, which threads may
-        call ahead.
-    step_places: step -> where the examples lie among the training data that it asks for, in their order: all that the
-        models are run for before it, else those that it learns from.
-    data_step: which step's data a step learns from: its own, but after a rollback.
-    begins_at: a data step -> the first one from there on whose data do not belong to an earlier one.
-    ready: what has to be done with the batches of a step once the model is loaded (rollouts, reference
-        log-probabilities), on the main thread; None: nothing.
-    eval_batches: all of the evaluation set, None where there is none.
-    step_tokens: step -> real input tokens, as far as they are known before.
-    memory: what is carried from step to step.
+    step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function that threads may call
+        ahead.
+    step_places: step -> indices of the training examples it uses, in order: all those that the models process before
+        it, or else those it learns from.
+    data_step: step -> step whose data it uses: the same except after a rollback.
+    begins_at: data step -> the next data step whose data is independent of earlier ones.
+    ready: processes the batches of a step on the main thread once the model is loaded (rollouts, reference
+        log-probabilities); None: nothing to do.
+    eval_batches: batches of the whole evaluation set; None if there is none.
+    step_tokens: step -> real input tokens, as far as known in advance.
+    memory: state carried from step to step.
     bounds: see `StepSettings`.
-    evaluate: what evaluates in place of the objective over eval_batches; step, and whether to give up -> its result,
-        None when it gave up.
-    write: what goes into every checkpoint beside the models.
-    reward: the function with which a Python caller scores answers.
-    keep: is given every answer that was drawn and scored, for the run folder.
-    check_end: called after the last step. Raises NothingLearned where there is nothing to publish.
+    evaluate: replaces the evaluation of the objective over eval_batches: (step, give_up) -> result, None if it gave up.
+    write: writes additional files into every checkpoint.
+    reward: a Python caller's reward function.
+    keep: called with every scored answer, for the run folder.
+    check_end: called after the last step. Raises NothingLearned if there is nothing to publish.
     """
 
     objective: Objective
@@ -87,15 +86,15 @@ class Task:
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether there is something to evaluate on."""
         return self.eval_batches is not None or self.evaluate is not None
 
     def examples(self, step: int) -> tuple[RecordName, ...]:
-        """The names of what `step_places` says."""
+        """Names of the examples of `step_places`."""
         return tuple(self.data.train.name(int(place)) for place in self.step_places(step))
 
     def batches(self, step: int) -> Sequence[Weighted]:
-        """What step `step` learns from; runs the model where the method does."""
+        """Return the batches of a step; runs the model if the method needs it."""
         found = self.step_batches(step)
         return found if self.ready is None else self.ready(step, found)
 
@@ -104,13 +103,13 @@ class Task:
 class Built:
     """The models of a run.
 
-    model: what the engine holds and the objective is given.
-    policy: the language model in it, which answers prompts; of a reward model its backbone.
-    groups: name -> whether a parameter, by its name in `model`, belongs to it; each that trains to exactly one; the
-        first group's rate is optim.lr.
-    write: weights and config into a folder; the tokenizer is written beside them.
-    load: what a checkpoint holds beside the policy's own weights.
-    verified: what was found in building it.
+    model: the model that the engine manages and the objective gets.
+    policy: the language model in it, which generates; for a reward model its backbone.
+    groups: name -> whether a parameter, by its name in `model`, belongs to it; each trained one belongs to exactly one
+        group; the first group's learning rate is optim.lr.
+    write: writes weights and config into a folder, without the tokenizer.
+    load: loads what a checkpoint contains besides the policy's weights.
+    verified: results of checks while building.
     """
 
     model: nn.Module
@@ -122,11 +121,11 @@ class Built:
 
 
 ONE_GROUP: Mapping[str, Callable[[str], bool]] = {ALL: lambda name: True}
-ACTOR, CRITIC = "actor", "critic"  # the groups of stage ppo
+ACTOR, CRITIC = "actor", "critic"  # parameter groups of stage ppo
 
 
 class Prepare(Protocol):
-    """Read, render, tokenise and audit the data. Raises InputError for bad data."""
+    """Read, render, tokenize and audit the data. Raises InputError for bad data."""
 
     def __call__(
         self,
@@ -139,17 +138,18 @@ class Prepare(Protocol):
 
 
 class Notify(Protocol):
-    """Tells the user one sentence; a caution is kept with the run's events."""
+    """Show the user a sentence; a caution is also saved in the run's events."""
 
     def __call__(self, sentence: str, *, caution: bool = True) -> None: ...
 
 
 def ignore(sentence: str, *, caution: bool = True) -> None:
-    """A `Notify` that tells nobody."""
+    """A `Notify` that does nothing."""
 
 
 class RunInputs(Protocol):
-    """What a method reads of a run before its models are loaded; `surefoot.runs.prepared.PreparedRun` has it."""
+    """What a method reads of a run before its models are loaded; implemented by
+    `surefoot.runs.prepared.PreparedRun`."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -167,18 +167,18 @@ class RunInputs(Protocol):
 class LoadedModels:
     """Models and engine of a run, ready for its first step.
 
-    plan: as it is carried out, without the fast paths that differ on these models.
-    model: what the objective is given.
+    plan: the final plan, without fast paths that differ on these models.
+    model: the model that the objective gets.
     policy: the language model in it.
-    engine: holds the parameters and moves them.
-    settings: of every step.
-    state: where the run goes on.
-    write_weights: weights and config into a folder, as others read them.
-    checkpoint: what the run goes on from; None at the start.
-    verified: what was found when reality was held against the plan.
-    share: engine and elements of this rank, for environment.json.
-    packing_fault: why the model cannot take packed rows, where that had to be tried before its weights were shared
-        out; empty where it can or nobody tried.
+    engine: manages and updates the parameters.
+    settings: settings of every step.
+    state: state to start or resume from.
+    write_weights: writes weights and config into a folder, in the standard format.
+    checkpoint: checkpoint the run resumes from; None at the start.
+    verified: results of the checks against the plan.
+    share: engine and number of elements of this rank, for environment.json.
+    packing_fault: why the model cannot process packed rows, if that was tested before sharding; empty if it can, or was
+        not tested.
     """
 
     plan: RunPlan
@@ -195,19 +195,20 @@ class LoadedModels:
 
 
 class Start(Protocol):
-    """The task with its models, which it may run. notify: also called during the steps."""
+    """Complete the task with its models. notify: also called during the steps."""
 
     def __call__(self, run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task: ...
 
 
 @dataclass(frozen=True)
 class MethodFunctions:
-    """What a method computes; what it needs is its row of `surefoot.method_facts.methods.METHODS`.
+    """Functions of a method; its facts are a row of `surefoot.method_facts.methods.METHODS`.
 
-    prepare: reads, renders, tokenises and audits the data.
-    task: the data under a plan.
-    build: from the policy, with its adapter, and the folder of its base to all models; None: the policy is all.
-    start: the task with its models, before step 1; None: it needs none.
+    prepare: reads, renders, tokenizes and audits the data.
+    task: makes the task of the data under a plan.
+    build: makes all models from the policy, with its adapter, and the folder of its base; None: there is only the
+        policy.
+    start: completes the task with its models before step 1; None: nothing to do.
     """
 
     prepare: Prepare

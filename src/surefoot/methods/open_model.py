@@ -1,13 +1,13 @@
-"""Open whatever a user points at: base model, adapter, run, checkpoint, merged model or reward model.
+"""Open whatever a user names: base model, adapter, run, checkpoint, merged model or reward model.
 
-    opened = open_for_use("runs/one")               # ready to answer
+    opened = open_for_use("runs/one")               # ready to generate
     scorer = open_reward("runs/reward")             # ready to score
 
-A run folder's plan.json says how its model was trained: template, BOS, stop tokens, dtype. For a model from elsewhere
-the planner decides as it would before training, so that answers before and after are asked for in the same way.
+A run folder's plan.json records how its model was trained: template, BOS, stop tokens, dtype. For other models the
+planner decides as it would before training, so that a model is prompted the same way before and after.
 
-An adapter over a base with other weights is an experiment and gives a caution (`provenance`); over a base with another
-vocabulary every id is another text, so that is refused.
+An adapter over a base with other weights is an experiment and gives a caution (`provenance`); a base with another
+vocabulary is refused, because every id would be another token.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from surefoot.system.libraries import bitsandbytes_obstacle, torchao_obstacle
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model with all that is needed to ask it.
+    """A model with everything needed to prompt it.
 
     model: in eval mode.
-    positions: the longest sequence it takes.
-    context: to be entered around generation.
+    positions: maximum sequence length.
+    context: context manager for generation.
     named: what was opened.
-    held: in which types, and where.
-    cautions: sentences on what is not as a run left it.
+    held: dtype and device, for messages.
+    cautions: differences from what a run left.
     base: folder of the base model.
-    trained: folder of the adapter, or `base` where there is none.
-    tokens: how text is laid out and what ends it.
-    plan: of the run that wrote `trained`, None where surefoot did not.
-    bos_scale: by what the model multiplies the first embedding of every sequence; it does so as it is.
+    trained: folder of the adapter, or `base` without one.
+    tokens: template, BOS and stop tokens.
+    plan: plan of the run that wrote `trained`; None if surefoot did not.
+    bos_scale: factor of the first embedding of every sequence; the model already applies it.
     """
 
     model: nn.Module
@@ -93,7 +93,7 @@ class OpenModel:
 
     @property
     def described(self) -> str:
-        """One line on what was opened and how it is asked."""
+        """Describe in one line what was opened and how it is prompted."""
         scaled = f", first embedding times {self.bos_scale:g}" if self.bos_scale != 1 else ""
         template = self.tokens.template
         return f"{self.named}, {self.held}{scaled}, template {template.value} ({template.reason})"
@@ -104,18 +104,18 @@ def open_for_use(
 ) -> OpenModel:
     """Open a model or adapter for generation or measurement.
 
-    path: a folder or hub id, of a model or of an adapter, which records its base.
-    adapter: one to put over `path`.
-    scored: no answers will be asked for, so it may be a reward model.
-    held: type of the base; None: as it was trained, where this machine computes in it.
+    path: folder or hub id of a model, or of an adapter, which records its base.
+    adapter: an adapter to put over `path`.
+    scored: nothing will be generated, so it may be a reward model.
+    held: dtype of the base; None: as in training, if this machine computes in it.
 
-    Raises InputError for what is not intact, for an adapter whose base is not found and for a reward model that is to
-    answer; EnvironmentFault where the hub does not give it.
+    Raises InputError for a damaged model, an adapter whose base is not found, or a reward model if `scored` is false;
+    EnvironmentFault if the hub cannot provide it.
     """
     base, saved = find_parts(path, adapter)
     trained = saved.folder if saved else base
     plan = saved_plan(trained)
-    if not scored and has_value_head(trained):  # also what was exported: no plan lies there
+    if not scored and has_value_head(trained):  # exported models too, which have no plan
         what = "is a reward model: it scores answers and writes none"
         raise InputError(Fault(adapter or path, what, "run: surefoot evaluate reward MODEL DATA", code="SF-MODEL-KIND"))
     notes = list(cautions_about(trained, base))
@@ -171,7 +171,7 @@ def open_for_use(
 
 
 def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
-    """The token ids that ask for the next answer. Raises InputError where the template cannot lay the turns out."""
+    """Return the token ids of the prompt. Raises InputError if the template cannot render the turns."""
     try:
         return prompt_ids(Conversation(tuple(turns)), opened.template, opened.encoder, opened.bos_id)
     except RowFault as fault:
@@ -180,10 +180,10 @@ def conversation_ids(opened: OpenModel, turns: Sequence[Turn]) -> list[int]:
 
 @dataclass(frozen=True)
 class Question:
-    """What is given to the model for its next answer.
+    """The model's input for its next answer.
 
     ids: tokens of the conversation.
-    pictures: what its forward takes of pictures; None where there are none.
+    pictures: image inputs of its forward; None without images.
     """
 
     ids: list[int]
@@ -191,8 +191,8 @@ class Question:
 
 
 def question_of(opened: OpenModel, turns: Sequence[Turn]) -> Question:
-    """As `conversation_ids`, with the pictures of the turns. Raises InputError for a picture that cannot be read, and
-    where the model sees none."""
+    """Like `conversation_ids`, with the images of the turns. Raises InputError for an unreadable image, or a model
+    without vision."""
     if not any(turn.images for turn in turns):
         return Question(conversation_ids(opened, turns))
     config = saved_config(opened.trained)
@@ -212,7 +212,7 @@ def question_of(opened: OpenModel, turns: Sequence[Turn]) -> Question:
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:
-    """See `text_ids`; behind BOS where the model uses one."""
+    """Return `text_ids`, with BOS if the model uses one."""
     ids = text_ids(text, opened.encoder, opened.bos_id)
     if not ids:
         raise InputError(
@@ -227,7 +227,7 @@ def raw_ids(opened: OpenModel, text: str) -> list[int]:
 
 
 def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | None, usual: int = 256) -> int:
-    """How many new tokens: `wanted`, or up to `usual` that fit. Raises InputError where they do not fit."""
+    """Return the number of new tokens: `wanted`, or up to `usual`. Raises InputError if they do not fit."""
     longest = max(map(len, prompts))
     free = opened.positions - longest
     if free < (wanted or 1):
@@ -237,8 +237,8 @@ def room_for(opened: OpenModel, prompts: Sequence[Sequence[int]], wanted: int | 
 
 
 def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | None]:
-    """The folder of the model, and the adapter over it, on the matrices that the model has. Raises InputError for an
-    adapter of another model or tokenizer."""
+    """Return the folder of the model, and the adapter fitted to it. Raises InputError for an adapter of another model
+    or tokenizer."""
     folder = resolve_folder(path, None, weights=True)
     require_weights(folder, path)
     if adapter is not None:
@@ -258,13 +258,12 @@ def find_parts(path: str, adapter: str | None) -> tuple[Path, SavedAdapter | Non
 
 
 def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
-    """By what the first embedding of every sequence was multiplied in training; 1 where by nothing.
+    """Return the factor of the first embedding of every sequence in training; 1 for none.
 
     trained: run, checkpoint or adapter.
-    base: the model under it, or the same folder. An adapter of another tool that says nothing goes by its base.
+    base: the model under it, or the same folder. It decides for adapters of other tools that record nothing.
 
-    Raises InputError for a file without the factor, and where a run's file is missing or has another factor than the
-    run's plan.
+    Raises InputError for a file without the factor, and if a run's file is missing or contradicts its plan.
     """
     own = read_bos_scale(trained)
     planned = 1.0 if plan is None else plan.tokenizer.bos_scale.value
@@ -284,14 +283,14 @@ def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
 
 
 def template_name(tokens: TokenizerPlan) -> str:
-    """A run on a file of the user's own keeps it as the tokenizer's template."""
+    """Return the template's name; a run with its own template file has saved it as the tokenizer's template."""
     return OWN if is_file(tokens.template.value) else tokens.template.value
 
 
 def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
-    """For a model that no run of surefoot made: as the planner decides.
+    """Plan the tokenizer of a model that was not trained by surefoot.
 
-    folder: of the tokenizer.
+    folder: folder of the tokenizer.
     """
     data = DataConfig(train=(SourceConfig(path="none"),))
     scale = facts.bos_scale
@@ -307,17 +306,17 @@ def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:
 def find_tokens(
     path: str, trained: Path, base: Path, facts: ModelFacts, plan: RunPlan | None
 ) -> tuple[Path, TokenizerPlan]:
-    """Whose tokenizer goes with a model, and how text is laid out with it: as the run planned that wrote `trained`, or
-    as the planner decides for a model that no run of surefoot made.
+    """Return the folder of the model's tokenizer, and the tokenizer plan: the run's that wrote `trained`, or the
+    planner's for other models.
 
-    path: as the user called it.
+    path: the model as named by the user.
     """
     folder = trained if (trained / "tokenizer.json").is_file() else base
     return folder, plan.tokenizer if plan else plan_tokens(path, facts, folder)
 
 
 def _held(dtype: DType, trained_over: PackedType | None, obstacle: str) -> str:
-    """How the base is held. An adapter that was trained over a quantised base also works over the base as it was."""
+    """Describe the base's dtype. An adapter trained over a quantized base also works over the unquantized one."""
     if trained_over is None:
         return dtype
     if obstacle:
@@ -326,7 +325,7 @@ def _held(dtype: DType, trained_over: PackedType | None, obstacle: str) -> str:
 
 
 def _dtype(stored: DType, machine: Hardware) -> DType:
-    """As stored, where this machine computes in it; fp32 is right everywhere."""
+    """The stored dtype if this machine computes in it, else fp32."""
     fast = {"fp32": True, "bf16": machine.bf16, "fp16": machine.fp16 and machine.kind != "cpu"}
     return stored if fast[stored] else "fp32"
 
@@ -335,10 +334,10 @@ _FILE = "tokenizer.json"
 
 
 def require_same_tokens(saved: SavedAdapter, base: Path, rows: int) -> None:
-    """Raises InputError where the adapter brings a tokenizer, and the base's ids stand for other tokens. Reserved ones
-    that training did not write may have other names, as Llama 3's have in Llama 3.1.
+    """Raise InputError if the adapter has its own tokenizer and the base's ids are other tokens. Unused reserved tokens
+    may have other names, as between Llama 3 and Llama 3.1.
 
-    rows: of the base's embedding; further ones come with the adapter.
+    rows: rows of the base's embedding; further ones belong to the adapter.
     """
     files = saved.folder / _FILE, base / _FILE
     if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
@@ -356,8 +355,8 @@ def require_same_tokens(saved: SavedAdapter, base: Path, rows: int) -> None:
 
 
 def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[str, int]]:
-    """The tokens that training may have written, with their ids: of texts, and the special ones that begin and end
-    texts or stand in the chat template."""
+    """Tokens that training may have used, with their ids: ordinary ones, and special ones that begin and end texts or
+    are in the chat template."""
     added = own.added_tokens_decoder
     named = [own.bos_token, own.eos_token]
     marks = {number for number, token in added.items() if token.content in str(own.chat_template)}
@@ -385,11 +384,11 @@ class OpenReward:
 def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
     """Open a reward model.
 
-    path: a folder or hub id, of a whole model or of an adapter, which records its base.
-    adapter: one to put over `path`; it has the value head then.
-    dtype: in which the base is held; None: as it was trained.
+    path: folder or hub id of a whole model, or of an adapter, which records its base.
+    adapter: an adapter with a value head to put over `path`.
+    dtype: dtype of the base; None: as in training.
 
-    Raises InputError for a model that has no value head, before weights are read, and for what `open_for_use` refuses.
+    Raises InputError for a model without a value head, before weights are read, and for the errors of `open_for_use`.
     """
     base, saved = find_parts(path, adapter)
     value_head_tensors(saved.folder if saved else base)

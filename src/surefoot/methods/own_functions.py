@@ -1,13 +1,13 @@
-"""Functions of the user's own that a config names: a loss, a record reader, metrics, a reward.
+"""User functions that a config names: a loss, a record reader, metrics, a reward.
 
     functions: {loss: focal.py:focal, record: quiz.py:quiz, metrics: [own.py:shared_words]}
     ppo: {reward: my_package.rewards:score}
     alignment: {loss: entry_point:wide}
 
-FILE.py:FUNCTION is relative to the working folder; MODULE:FUNCTION is of an installed package; entry_point:NAME is the
-function that an installed package registers under NAME in the group "surefoot.functions". Each is code that the user
-names and this process runs, with all its rights; nothing else is ever executed because a config names it, and no
-package is imported because it is installed.
+FILE.py:FUNCTION is relative to the working folder; MODULE:FUNCTION is in an installed package; entry_point:NAME is the
+function that an installed package registers as NAME in the group "surefoot.functions". This code runs in the process
+with all its rights, because the user names it; nothing else in a config is ever executed, and no package is imported
+merely because it is installed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_function
 from surefoot.system.messages import nearest_word
 
-_ENTRY_POINT = "entry_point"  # what stands in front of the name of one
+_ENTRY_POINT = "entry_point"  # prefix of an entry point's name
 _GROUP = "surefoot.functions"
 
 
 def name_of(text: str) -> str:
-    """The function's own name."""
+    """Return the function's name without its file or module."""
     return text.rpartition(":")[2]
 
 
 def own_function(text: str, key: str) -> Callable[..., Any]:
-    """The function that the config names.
+    """Import the function that the config names.
 
     text: FILE.py:FUNCTION, MODULE:FUNCTION or entry_point:NAME.
-    key: of the config, for faults.
+    key: config key, for faults.
 
-    Raises InputError where there is no such function, or its module cannot be imported.
+    Raises InputError if there is no such function, or its module cannot be imported.
     """
     where, _, name = text.rpartition(":")
     if where == _ENTRY_POINT:
@@ -67,7 +67,7 @@ def own_function(text: str, key: str) -> Callable[..., Any]:
         ]
         near = nearest_word(name, own)
         has = f"it has {', '.join(own)}" if own else "it has no function"
-        what = f"{where} has no function {name!r}" if found is None else f"{name!r} in {where} is no function"
+        what = f"{where} has no function {name!r}" if found is None else f"{name!r} in {where} is not a function"
         raise InputError(Fault(key, what, f"did you mean {near}?" if near else has, code="SF-OWN-FUNCTION"))
     return found
 
@@ -75,26 +75,26 @@ def own_function(text: str, key: str) -> Callable[..., Any]:
 def of_each_pair(
     loss: Callable[..., Any], name: str, key: str, *, when_it_raises: str = ""
 ) -> Callable[..., torch.Tensor]:
-    """A loss of pairs of the user's own, with whatever it does wrong as one line.
+    """Wrap a user's pair loss so that its errors become one line.
 
     loss: called with P pairs first; returns [P].
-    name: what the config calls it.
-    key: of the config.
-    when_it_raises: what to do about it.
+    name: its name in the config.
+    key: config key.
+    when_it_raises: fix to suggest if it raises.
 
-    Raises InputError where it raises, or returns something other than [P].
+    Raises InputError if it raises, or does not return [P].
     """
 
     def checked(pairs: Sized, *others: Any) -> torch.Tensor:
         try:
             found = loss(pairs, *others)
         except Exception as error:
-            what = f"the loss raised {said(error)}"
+            what = f"the loss raised {one_line(error)}"
             raise InputError(Fault(place_in(error, name), what, when_it_raises, code="SF-OWN-FUNCTION")) from error
         if not isinstance(found, torch.Tensor) or found.shape != (len(pairs),):
             got = f"a tensor of {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
             what = f"{name} returned {got} for {len(pairs)} pairs"
-            fix = "return the loss of each pair, a tensor [pairs], neither their sum nor their mean"
+            fix = "return the loss of each pair, a tensor [pairs], not their sum or mean"
             raise InputError(Fault(key, what, fix, code="SF-OWN-FUNCTION"))
         return found
 
@@ -106,12 +106,13 @@ def _entry_points(name: str) -> list[metadata.EntryPoint]:
 
 
 def _registered(name: str, key: str) -> str:
-    """MODULE:FUNCTION of the one package that registers the name. Raises InputError for none, two, and half of one."""
+    """Return MODULE:FUNCTION of the package that registers the name. Raises InputError for none, several or a bad
+    value."""
     found = _entry_points(name)
     if not found:
         known = sorted({one.name for one in metadata.entry_points(group=_GROUP)})
         near = nearest_word(name, known)
-        there = f"there are {', '.join(known)}" if known else "none registers any"
+        there = f"there are {', '.join(known)}" if known else "nothing is registered"
         what = f"no installed package registers {name!r} in {_GROUP}"
         raise InputError(Fault(key, what, f"did you mean {near}?" if near else there, code="SF-OWN-FUNCTION"))
     value = found[0].value
@@ -125,12 +126,12 @@ def _registered(name: str, key: str) -> str:
 
 
 def _package(entry: metadata.EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package without a name"
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
 
 
 def identity(text: str) -> str:
-    """By which a resumed run knows the function again: its name, of an entry point its package and the version of that,
-    and the SHA-256 of the file that defines it."""
+    """Return what identifies the function on resume: its name, for an entry point its package with version, and the
+    SHA-256 of the file that defines it."""
     where, _, name = text.rpartition(":")
     if where == _ENTRY_POINT:
         found = _entry_points(name)
@@ -142,7 +143,7 @@ def identity(text: str) -> str:
 def _source(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # a parent that is not there
+    except (ImportError, ValueError):  # the parent package is missing
         return None
     return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
 
@@ -155,35 +156,35 @@ def _installed(module: str, key: str) -> ModuleType:
     except Exception as error:
         fix = "install the package, or name a file: FILE.py:FUNCTION"
         raise InputError(
-            Fault(key, f"{module} cannot be imported: {said(error)}", fix, code="SF-OWN-FUNCTION")
+            Fault(key, f"{module} cannot be imported: {one_line(error)}", fix, code="SF-OWN-FUNCTION")
         ) from error
 
 
-@functools.lru_cache(maxsize=8)  # a file of the user's may load what it likes: once for each content
+@functools.lru_cache(maxsize=8)  # loading may be expensive: once per content
 def _file_module(file: Path, content: str) -> ModuleType:
-    """The file as a module of its own, with its folder to import from, as when it is run."""
+    """Import a file as a module, with its folder in sys.path, as if it were run."""
     name = f"surefoot_own_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for their module
+    sys.modules[name] = module  # dataclasses look up their module here
     folder = os.fspath(file.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        what = f"cannot be imported: {said(error)}"
+        what = f"cannot be imported: {one_line(error)}"
         raise InputError(Fault(place_in(error, str(file)), what, code="SF-OWN-FUNCTION")) from error
     return module
 
 
 def place_in(error: BaseException, name: str) -> str:
-    """FILE:LINE of the user's code that the error came from or through: the last line that is not a library's.
+    """Return FILE:LINE of the user's code where the error was raised: the last frame outside libraries.
 
-    error: as it was caught.
-    name: the file, FILE.py:FUNCTION, or what else the user calls the function.
+    error: the caught exception.
+    name: the file, FILE.py:FUNCTION, or another name of the function.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -192,6 +193,6 @@ def place_in(error: BaseException, name: str) -> str:
     return f"{file}:{frames[-1].lineno}" if frames else name
 
 
-def said(error: BaseException) -> str:
-    """The error in one line."""
+def one_line(error: BaseException) -> str:
+    """Format the error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:240]

@@ -1,7 +1,7 @@
-"""Stages dpo and kto: a policy learns from pairs of answers, or from answers that are judged good or bad.
+"""Stages dpo and kto: learning from pairs of answers, or from answers labelled good or bad.
 
-What both compare with, the reference, is opened or computed before step 1. KTO's KL term is made before each step from
-all of its prompts, on all ranks, so that it does not depend on how the step is split.
+The reference is loaded or precomputed before step 1. KTO's KL term is computed before each step from all of its prompts
+on all ranks, so that it does not depend on how the step is split.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from surefoot.system.errors import Fault, InputError
 
 
 def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The pairs under a plan."""
+    """Make the task of pairs under a plan."""
     options = config.alignment
     constants = Constants(**{field.name: getattr(options, field.name) for field in fields(Constants)})
     facts = config.loss
@@ -43,7 +43,7 @@ def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
 
 
 def kto_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The judged answers under a plan. Evaluation lacks its KL term until `start_kto` puts it in."""
+    """Make the task of judged answers under a plan. `start_kto` adds the KL term of the evaluation."""
     options = config.alignment
     if data.eval is not None and config.checkpoint.best == "reward_margin":
         _require_both(data.eval)
@@ -53,20 +53,18 @@ def kto_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
 
 
 def start_dpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """With the reference, where the loss has one."""
+    """Add the reference, if the loss has one."""
     task, reference = run.task, open_reference(run, loaded, notify)
     return task if reference is None else replace(task, objective=with_reference(task.objective, reference))
 
 
 def start_kto(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """With the reference, and the KL term of every step and of the evaluation set."""
+    """Add the reference, and the KL term of every step and of the evaluation set."""
     task, reference = run.task, open_reference(run, loaded, notify)
     assert reference is not None, "KTO always has one"
     engine, own = loaded.engine, task.eval_batches
     if task.data.mixture.epoch_size % run.plan.batch.size.value == 1:
-        notify(
-            "the last step of an epoch has one example and no other's answer to estimate KTO's KL from: it counts as 0"
-        )
+        notify("the last step of an epoch has only one example, so its KTO KL term cannot be estimated: it counts as 0")
 
     def ready(step: int, batches: Sequence[Weighted]) -> Sequence[JudgedBatch]:
         judged = [batch for batch in batches if isinstance(batch, JudgedBatch)]
@@ -92,10 +90,10 @@ def start_kto(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
 def step_kl(
     loaded: LoadedModels, reference: Reference, batches: Sequence[JudgedBatch] | Iterator[JudgedBatch]
 ) -> float:
-    """max(0, mean of log p/q over the prompts of all these batches, on all ranks, with others' answers)."""
+    """Return max(0, mean of log p/q over the prompts with other prompts' answers), over all ranks. Collective."""
     total, count = 0.0, 0
     for batch in batches:
-        if batch.others is None:  # of an example alone in its step
+        if batch.others is None:  # a single example in its step
             continue
         ratio = _ratio(loaded, reference, batch)
         total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
@@ -112,8 +110,8 @@ def _ratio(loaded: LoadedModels, reference: Reference, batch: JudgedBatch) -> to
 
 
 def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
-    """The answers of a whole data set in its own order, whose prompts get other answers within groups as large as a
-    training step; means over good and bad ones are over all of them."""
+    """Yield the answers of a whole data set in order. Prompts get other answers within groups as large as a training
+    step; means over good and bad answers are over all of them."""
     count, good = len(dataset), int(dataset.good().sum())
     shares = [count / part if part else 0.0 for part in (good, count - good)]
     for indices in _groups(count, size):
@@ -122,7 +120,7 @@ def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Itera
 
 
 def _require_both(evaluation: TokenisedDataset) -> None:
-    """A margin lies between good and bad answers. Raises InputError where the evaluation data have but one kind."""
+    """Raise InputError if the evaluation data has only good or only bad answers: a margin needs both."""
     good = int(evaluation.good().sum())
     if good in (0, len(evaluation)):
         what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
@@ -137,5 +135,5 @@ def _require_both(evaluation: TokenisedDataset) -> None:
 
 
 def _groups(count: int, size: int) -> list[np.ndarray]:
-    """Of nearly equal sizes, so that no example is left alone."""
+    """Split into groups of nearly equal size, so that no example is alone."""
     return np.array_split(np.arange(count), max(1, count // size))

@@ -1,8 +1,7 @@
-"""Whether what is opened is what a run left: finished, with its own files, over the base that it was trained on.
+"""Check whether an opened folder is what a run left: finished, unchanged, and over the base it was trained on.
 
-A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary
-(`open_model`). All else is a caution: an adapter over another base can be an experiment, and whoever edits a file may
-want to see what comes of it.
+A folder without weights cannot be opened, so that is an error, and so is a base with another vocabulary (`open_model`).
+Everything else is a caution: an adapter over another base can be an experiment, and a user may edit files on purpose.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from surefoot.planning.plan import RunPlan, plan_from_json
 from surefoot.system.errors import Fault, InputError, IntegrityError, SurefootError
 from surefoot.system.folders import CONFIG, PLAN, run_of
 
-_CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # what opening may read
-_HASHED_UP_TO = 500_000_000  # bytes: half a second or so; of larger files only the size is looked at
+_CHECKED = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})  # file types that opening may read
+_HASHED_UP_TO = 500_000_000  # bytes; about half a second. Of larger files only the size is checked
 
 
 def require_weights(folder: Path, path: str) -> None:
-    """InputError for a run that has published no model yet.
+    """Raise InputError if a run has published no model yet. Needs no torch.
 
-    path: as the user gave it. Needs no torch.
+    path: as given by the user.
     """
     published = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
     if published or not (folder / PLAN).is_file():
@@ -36,17 +35,17 @@ def require_weights(folder: Path, path: str) -> None:
 
 
 def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> Path:
-    """The folder of an adapter's base. A relative path was written in the folder that training ran in: this one, or one
-    that the run lies in. A run of surefoot on a hub model records the commit; without it, the base was a folder, and a
-    stranger's model on the hub may have the same name.
+    """Return the folder of an adapter's base. A relative path is resolved against the working folder and the folders
+    above the run, because it was written in the folder where training ran. A surefoot run on a hub model records the
+    commit; without one the base was a folder, and must not be replaced by a hub model of the same name.
 
-    path: of the adapter, as the user gave it.
-    folder: its own.
-    base, revision: as its author wrote them.
+    path: the adapter's path as given by the user.
+    folder: the adapter's folder.
+    base, revision: as recorded in the adapter.
     """
     try:
         if not base:
-            raise InputError("it is not recorded")
+            raise InputError("no base is recorded")
         for start in (Path(), *folder.resolve().parents):
             if (start / base / "config.json").is_file():
                 return start / base
@@ -62,13 +61,13 @@ def recorded_base(path: str, folder: Path, base: str, revision: str | None) -> P
 
 
 def saved_plan(folder: Path) -> RunPlan | None:
-    """The plan of the run that wrote this folder; None where none did."""
+    """Return the plan of the run that wrote this folder; None if there is none."""
     run = run_of(folder)
     return None if run is None else plan_from_json(read_json(run / PLAN).get("plan", {}))
 
 
 def saved_config(folder: Path) -> RunConfig | None:
-    """The config of that run; None too where another version of surefoot wrote it."""
+    """Return the config of that run; None also if another version of surefoot wrote it."""
     run = run_of(folder)
     if run is None or not (run / CONFIG).is_file():
         return None
@@ -79,25 +78,25 @@ def saved_config(folder: Path) -> RunConfig | None:
 
 
 def cautions_about(trained: Path, base: Path) -> tuple[str, ...]:
-    """What differs from what the run wrote.
+    """Return what differs from what the run wrote. Folders that surefoot did not write cannot be checked.
 
     trained: a run folder, checkpoint or adapter.
-    base: the model under it, or the same folder. Nothing is known of folders that surefoot did not write.
+    base: the model under it, or the same folder.
     """
     elsewhere = other_base_caution(str(trained), str(base)) if over_another_base(trained, base) else ""
     return (*([elsewhere] if elsewhere else ()), *changed_files(trained))
 
 
 def other_base_caution(trained: str, base: str) -> str:
-    """The caution that an adapter is opened over other weights than it was trained over.
+    """Caution that an adapter is opened over other weights than it was trained over.
 
-    trained, base: as they are called.
+    trained, base: names for the message.
     """
     return f"{trained} was trained over other weights than {base} has: answers may make no sense"
 
 
 def over_another_base(trained: Path, base: Path) -> bool:
-    """Whether the run that wrote `trained` says so in its manifest; False where there is none to read."""
+    """Whether the manifest of `trained` records another base; False without a readable manifest."""
     from surefoot.training.manifest import MANIFEST, read_manifest
 
     if base == trained or not (trained / MANIFEST).is_file():
@@ -110,7 +109,7 @@ def over_another_base(trained: Path, base: Path) -> bool:
 
 
 def changed_files(trained: Path) -> tuple[str, ...]:
-    """A sentence for each file that is not as the run wrote it, and where there is nothing to hold them against."""
+    """Return a sentence for each changed file, or if there is nothing to compare with."""
     from surefoot.training.manifest import MANIFEST, check_files
 
     if not (trained / MANIFEST).is_file():
@@ -125,7 +124,7 @@ def changed_files(trained: Path) -> tuple[str, ...]:
 
 
 def _newest_checkpoint(folder: Path) -> Path | None:
-    """The newest one that was written to its end."""
+    """Return the newest complete checkpoint."""
     found = [path.parent for path in folder.glob("checkpoint-*/MANIFEST.json")]
     steps = {int(match[1]): path for path in found if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
     return steps[max(steps)] if steps else None

@@ -1,14 +1,15 @@
-"""The reference policy of DPO and KTO, as the plan has it: opened, or computed once and kept.
+"""The reference policy of DPO and KTO as planned: loaded, or precomputed and cached.
 
-A reference that is a model of its own belongs to no engine: each rank holds all of it, frozen.
+A separate reference model belongs to no engine: each rank holds all of it, frozen.
 
-`cached_reference` computes the log-probabilities of a whole data set before step 1 and keeps them in the cache folder,
-under a key of what decides them: the base, the examples, and how they are computed. An answer is found by its ids and
-by which of them are learned, so it does not matter in which step, order or batch it comes. A damaged folder is made
-again; of an intact one a few answers are computed anew and compared, where the base is in memory.
+`cached_reference` computes the log-probabilities of a whole data set before step 1 and stores them in the cache folder,
+with a key of everything they depend on: base, examples and computation. Answers are looked up by their ids and which
+    are
+supervised, independent of step, order or batch. A damaged folder is rebuilt; for an intact one a few answers are
+computed again and compared, if the base is in memory.
 
-The price beside disk: an answer is computed beside other rows than in its step, so its last bits differ from what a
-reference in memory would give. They are the same in every step and after every resume.
+Besides disk space, the cost is that an answer is computed in another batch than in its step, so its last bits differ
+from those of a reference in memory. They are the same in every step and after every resume.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from surefoot.training.engine import Engine
 
 
 def open_reference(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Reference | None:
-    """None where the loss needs none. Raises InputError for a model that is not intact or has another tokenizer."""
+    """Open the reference; None if the loss has none. Raises InputError for a damaged model or another tokenizer."""
     config, plan = run.config, run.plan
     choice = plan.reference.value if plan.reference else NONE
     if choice == NONE:
@@ -70,7 +71,7 @@ def open_reference(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Refe
 
 
 def _base_for_now(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> tuple[Callable[[], Reference], bool]:
-    """The base for as long as its numbers are taken, and whether it is in memory already: under the adapter or, before
+    """Return the base while its values are computed, and whether it is in memory already: under the adapter or, before
     step 1 of full fine-tuning, as the policy itself."""
     policy = loaded.policy
     if isinstance(policy, PeftModel):
@@ -81,26 +82,26 @@ def _base_for_now(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> tup
 
 
 def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> nn.Module:
-    """The base as the policy began with it, added rows and BOS factor included."""
+    """Load the base as the policy started with it, with added rows and BOS factor."""
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     once = replace(plan.memory, gradient_checkpointing=Choice(False, "nothing flows back", "default"))
     model = load_policy(config, replace(plan, adapter=None, memory=once), base, None, device)
     install_bos_scaling(model, plan.tokenizer.bos_scale.value)
     if (form := plan.kernels.documents.value) != PLAIN:
-        packed_attention(form).install(model)  # as in the policy, whose architecture is the same and was tried
+        packed_attention(form).install(model)  # as in the policy, which has the same architecture and was tested
     return _frozen_model(model)
 
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A model that is asked for log-probabilities token by token. use: inside, it is the reference."""
+    """A model for log-probabilities per token. use: context in which it is the reference."""
 
     model: nn.Module
     use: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def open_reference_model(run: RunInputs, loaded: LoadedModels) -> ReferenceModel:
-    """For a method whose rows are known when they were written alone: the base under the adapter, or a copy of it."""
+    """Open the reference for a method that generates its rows: the base under the adapter, or a copy."""
     assert run.plan.reference is not None
     if run.plan.reference.value == ADAPTER_OFF:
         assert isinstance(loaded.policy, PeftModel)
@@ -112,7 +113,7 @@ def open_reference_model(run: RunInputs, loaded: LoadedModels) -> ReferenceModel
 def _another(
     path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device, notify: Notify
 ) -> Reference:
-    """A model or adapter from elsewhere, in its own dtype."""
+    """Open another model or adapter as the reference, in its own dtype."""
     opened = open_for_use(path)
     if not same_ids(opened.tokenizer, tokenizer):
         what = f"{path} has another tokenizer than the policy, so its ids mean other texts"
@@ -141,8 +142,8 @@ def _frozen_model(model: nn.Module) -> nn.Module:
 
 
 def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether a text gets the same ids from both. One may have tokens at its end that the other lacks, as a PAD of its
-    own: no text is made of those."""
+    """Whether both tokenizers give a text the same ids. Additional tokens of one, such as PAD, do not matter: no text
+    contains them."""
     first, second = one.get_vocab(), other.get_vocab()
     if any(second[token] != number for token, number in first.items() if token in second):
         return False
@@ -150,16 +151,16 @@ def same_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bo
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
-    """How text is cut before and after the vocabulary decides."""
+    """How text is normalized and split, apart from the vocabulary."""
     assert isinstance(tokenizer, PreTrainedTokenizerFast), "what is opened has a fast tokenizer"
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     return {name: backend.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
 
 
 _DIGEST = 16  # bytes
-_CHECKED = 4  # answers computed anew where a cache is found
-_EVERY = 20.0  # seconds between two words on how far it is
-# Same weights and ids, other neighbours in the batch: fp32 sums in another order, 16-bit products rounded elsewhere.
+_CHECKED = 4  # answers computed again to verify a cache
+_EVERY = 20.0  # seconds between progress messages
+# Same weights and ids in other batches: fp32 sums in another order, 16-bit products with other rounding.
 _TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}
 _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 
@@ -167,12 +168,12 @@ _VALUES, _KEYS, _META = "values.npy", "keys.npy", "meta.json"
 def cached_reference(
     run: RunInputs, loaded: LoadedModels, base: Callable[[], Reference], in_memory: bool, notify: Notify
 ) -> Reference:
-    """The reference by log-probabilities that are computed once and kept in the cache folder.
+    """Make a reference from log-probabilities that are computed once and stored in the cache folder.
 
-    base: the reference itself.
-    in_memory: asking for it loads nothing.
+    base: makes the reference itself.
+    in_memory: whether `base` loads nothing.
 
-    Every rank must call this; each computes its share.
+    Collective: every rank must call it; each computes its share.
     """
     plan, data = run.plan, run.task.data
     folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
@@ -192,7 +193,8 @@ def cached_reference(
 
 
 def _agreed(known: dict[bytes, float] | None, engine: Engine) -> dict[bytes, float] | None:
-    """None on every rank where any has None: nodes may have caches of their own, and all must compute or none."""
+    """Return None on every rank if any has None: machines may have separate caches, and all ranks must compute, or
+    none."""
     (missing,) = engine.totals([float(known is None)])
     return None if missing else known
 
@@ -227,7 +229,9 @@ def _computed(
     keys: list[bytes] = []
     values: list[float] = []
     for round_of in _rounds(_all_rows(plan, data), engine.world):
-        own = round_of[min(engine.rank, len(round_of) - 1)]  # a rank without a batch keeps step with the others
+        own = round_of[
+            min(engine.rank, len(round_of) - 1)
+        ]  # a rank without a batch repeats one, to take part in collectives
         found = _run(loaded, reference, own)
         lengths = [len(batch.lengths) for batch in round_of]
         places = np.cumsum([0, *lengths])
@@ -251,7 +255,7 @@ def _all_rows(plan: RunPlan, data: PreparedData) -> Iterator[Batch]:
 
 
 def _rounds(batches: Iterator[Batch], world: int) -> Iterator[list[Batch]]:
-    """As many batches as there are ranks, fewer at the end."""
+    """Group into one batch per rank, fewer at the end."""
     together: list[Batch] = []
     for batch in batches:
         together.append(batch)
@@ -275,7 +279,7 @@ def _checked(
     base: Callable[[], Reference],
     notify: Notify,
 ) -> dict[bytes, float] | None:
-    """None where the cache holds other numbers than the base gives."""
+    """Return None if the cached values differ from the base's."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
     (rows,) = all_example_batches(few, Layout(plan.tokenizer.pad_id))
     expected = _run(loaded, base(), rows).tolist()
@@ -288,7 +292,7 @@ def _checked(
 
 
 def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
-    """Zeros for blank rows: whatever is computed from them counts nothing, and their lengths are gone."""
+    """Look up rows. Empty rows get zeros: they have no weight, and their lengths are unknown."""
     if not rows.lengths:
         return torch.zeros(rows.sequences, device=rows.input_ids.device)
     found = [known[key] for key in _digests(rows)]
@@ -296,7 +300,7 @@ def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
 
 
 def _digests(rows: Batch) -> list[bytes]:
-    """Of each row's ids and of which are learned, whether rows are packed or padded."""
+    """Digest of each row's ids and which are supervised, in packed or padded rows."""
     ids, targets = (in_rows(one, rows).cpu().numpy() for one in (rows.input_ids, rows.targets))
     found = []
     for row, length in enumerate(rows.lengths):
@@ -306,7 +310,7 @@ def _digests(rows: Batch) -> list[bytes]:
 
 
 def _read(folder: Path) -> dict[bytes, float] | None:
-    """None where there is none, or it is not what was written."""
+    """Read a cache; None if it does not exist or is damaged."""
     try:
         meta: dict[str, Any] = json.loads(plain_files.read_text(folder / _META))
         if any(durable.sha256_file(folder / name) != digest for name, digest in meta["sha256"].items()):

@@ -1,10 +1,9 @@
-"""What a command line asks of data and of a model, held against their config files.
+"""Check arguments of the command line about data and models against their config files.
 
     named = named_model("runs/one", None)
     require_positions("--max-length", 4096, named.facts.max_positions)
 
-No torch is imported, so a wrong value is answered at once. Whoever opens the model from Python is told the same by the
-same functions.
+No torch is imported, so errors appear at once. Python callers get the same errors from the same functions.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from surefoot.models.folder import ADAPTER_CONFIG, resolve_folder
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import size_text
 
-_ANY_MODEL = "any/model"  # a hub id, which nobody looks up
+_ANY_MODEL = "any/model"  # a hub id that is never looked up
 _ARGUMENT = {
     "data.train.path": "DATA",
     "data.train": "DATA",
@@ -39,10 +38,10 @@ _ARGUMENT = {
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a command line says of data.
+    """Data arguments of a command line.
 
     source: a path or hub id, or a YAML mapping (or list of them) with the keys of data.train.
-    template, max_length: None takes the run's own, or else what a run on this model would take.
+    template, max_length: None: the run's own, or what a run on this model would use.
     """
 
     source: str
@@ -61,21 +60,21 @@ def norms_request(
     generate_samples: bool,
     bos: bool | None,
 ) -> dict[str, Any]:
-    """What `evaluate norms` is asked, as norms.json keeps it."""
+    """The request of `evaluate norms`, as stored in norms.json."""
     words = {"model": model, "adapter": adapter, "data": data, "template": template}
-    first = {} if bos is None else {"bos": bos}  # left open, the request is that of earlier findings
+    first = {} if bos is None else {"bos": bos}  # omitted if unset, as in earlier versions
     return {**words, "max_samples": max_samples, "generate_samples": generate_samples, **first}
 
 
 def check_request(request: DataRequest) -> None:
-    """Raises InputError for a source that does not exist or is not written as one, and for an unknown template."""
+    """Raise InputError for a missing or malformed source, and for an unknown template."""
     if request.template not in (None, "auto", OWN) and not is_file(request.template):
         require_template(request.template)
     config_for(request, _ANY_MODEL, template=request.template or "auto", stage="sft", train_on="responses")
 
 
 def require_template(name: str) -> None:
-    """InputError for a name that no template has. Whether a tokenizer can write it, only the tokenizer tells."""
+    """Raise InputError for an unknown template name. Whether a tokenizer supports it is checked elsewhere."""
     if isinstance(fault := named_row(name, lambda text: True), Fault):
         raise InputError(_reworded(fault))
 
@@ -83,7 +82,7 @@ def require_template(name: str) -> None:
 def config_for(
     request: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
 ) -> RunConfig:
-    """The config under which a run would read this data. Raises InputError in the words of the command line."""
+    """Return the config with which a run would read this data. Raises InputError in terms of the command line."""
     written = request.source.lstrip().startswith(("{", "["))
     train = parse_value(request.source, "DATA") if written else request.source
     data = {"train": train, "template": template, "max_samples": request.max_samples, "train_on": train_on}
@@ -94,7 +93,7 @@ def config_for(
 
 @contextmanager
 def words_of_the_command() -> Iterator[None]:
-    """Nobody wrote a config here: an InputError that names a key of one names the argument it came from."""
+    """Rename config keys in errors to the arguments they came from, because the user wrote no config."""
     try:
         yield
     except InputError as error:
@@ -111,15 +110,16 @@ def _reworded(fault: Fault) -> Fault:
 
 
 Only = Literal["base", "adapter"]
-_USUAL = 512  # tokens that are captured
+_USUAL = 512  # tokens to capture
 _MAP_BYTES = 2 << 30  # attention maps of one layer
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What is known of a model that a command line names, without loading it.
+    """What is known of a model named on the command line, without loading it.
 
-    facts: of the base where an adapter lies over it, which `adapted` says.
+    facts: facts of the model, or of the adapter's base.
+    adapted: whether there is an adapter.
     """
 
     facts: ModelFacts
@@ -127,10 +127,10 @@ class NamedModel:
 
 
 def named_model(path: str, adapter: str | None) -> NamedModel | None:
-    """The facts of the model that a command line names.
+    """Return the facts of the model named on the command line.
 
-    path, adapter: as for `open_for_use`. None for an adapter whose base stands elsewhere than in PEFT's layout: the one
-        who opens it finds it, and checks then.
+    path, adapter: as for `open_for_use`. None for an adapter that records its base in another layout than PEFT's; it is
+        checked when it is opened.
     """
     folder = resolve_folder(path, weights=True)
     if adapter is not None or not (folder / ADAPTER_CONFIG).is_file():
@@ -155,19 +155,19 @@ def require_positions(flag: str, tokens: int, positions: int) -> None:
 
 
 def require_room_for_answers(tokens: int, positions: int) -> None:
-    """A prompt has one token at least."""
+    """Check that a prompt of at least one token fits too."""
     if tokens >= positions:
         what = f"{tokens} and a prompt are more than the model's {positions} positions"
         raise InputError(Fault("--max-new-tokens", what, "lower it", code="SF-DATA-LENGTH"))
 
 
 def usual_tokens(positions: int) -> int:
-    """Of a capture, where nobody says how many."""
+    """Default number of tokens to capture."""
     return min(_USUAL, positions)
 
 
 def require_maps(facts: ModelFacts, tokens: int) -> None:
-    """Attention maps of so many tokens, a layer at a time."""
+    """Raise InputError if the attention maps of one layer would need too much memory."""
     if (size := 4 * facts.heads * tokens**2) > _MAP_BYTES:
         what = f"the maps of one layer would take {size_text(size)} of memory"
         raise InputError(Fault("--attention", what, "lower --seq-len", code="SF-MEMORY"))
@@ -185,7 +185,7 @@ def require_mergeable(path: str, *, merge: bool, gguf: bool, adapted: bool) -> N
 
 
 def written_text(path: Path) -> str:
-    """A text to run a model on."""
+    """Read the text to run a model on. Raises InputError if it is empty."""
     content = read_text(path)
     if not content.strip():
         raise InputError(Fault(str(path), "is empty", "write something into it", code="SF-DATA-EMPTY"))
@@ -193,7 +193,7 @@ def written_text(path: Path) -> str:
 
 
 def layer_numbers(spec: str, count: int) -> Sequence[int]:
-    """The layers that --layers names, of so many. InputError says what is wrong with it."""
+    """Parse --layers for `count` layers. Raises InputError."""
     try:
         return chosen_layers(spec, count)
     except ValueError as error:
@@ -201,7 +201,7 @@ def layer_numbers(spec: str, count: int) -> Sequence[int]:
 
 
 def chosen_layers(spec: str, count: int) -> Sequence[int]:
-    """ "all", or numbers and ranges such as "0,5-7", in order and once each. Raises ValueError with the reason."""
+    """ "all", or numbers and ranges such as "0,5-7"; sorted, without duplicates. Raises ValueError with the reason."""
     if spec.strip() == "all":
         return range(count)
     chosen: set[int] = set()

@@ -1,10 +1,10 @@
-"""The reward model: the language model of the run with a value head, trained on pairs of answers.
+"""The reward model: the run's language model with a value head, trained on pairs of answers.
 
-Backbone and head train together at optim.lr; the language-modelling head is not used and stays as it is. A saved
-reward model is a saved run and value_head.safetensors beside it.
+Backbone and head are trained together at optim.lr; the LM head is unused and unchanged. A saved reward model is a saved
+run plus value_head.safetensors.
 
-`Ranking` tells how often a reward model prefers the better answer, and whether PPO can rely on it: PPO exploits
-whatever the reward model says, so one that is hardly better than a coin teaches noise.
+`Ranking` measures how often a reward model prefers the better answer, and whether PPO can rely on it: PPO exploits
+errors of the reward model, so one that is hardly better than chance only adds noise.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from surefoot.system.messages import counted
 
 
 def reward_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The data under a plan."""
+    """Make the task of the data under a plan."""
     reward = _planned(plan)
-    # The plan of memory may change on resume, and with it what keeps no keys and values.
+    # Gradient checkpointing, which rules out sharing, may change on resume.
     shared = reward.shared_prompts.value and not plan.memory.gradient_checkpointing.value
     objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus, shared=shared)
     return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 
 def build_reward(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
-    """Raises EnvironmentFault where the head differs from the plan, InputError where the head of reward.init does not
-    fit."""
+    """Add a value head to the policy. Raises EnvironmentFault if the head differs from the plan, InputError if the head
+    of reward.init does not fit."""
     head = ValueHead(value_width(policy))
     if config.reward.init is not None:
         load_value_head(head, resolve_folder(config.reward.init, None, weights=True))
     head.to(next(policy.parameters()).device)
-    # A difference of scores does not have the bias: its gradient is what rounding leaves of 0, and Adam enlarges that.
+    # The bias cancels in a difference of scores: its gradient is rounding noise, which Adam would amplify.
     head.summary.bias.requires_grad_(_planned(plan).center > 0)
     verified = _verified(head, _planned(plan))
 
@@ -82,7 +82,7 @@ def _verified(head: ValueHead, planned: RewardPlan) -> dict[str, Any]:
     return found
 
 
-ENOUGH = 0.6  # as guides to the three steps have it; a coin has 0.5
+ENOUGH = 0.6  # from guides to RLHF; chance is 0.5
 _COIN = 0.5
 _TO_DO = "train it on more or cleaner pairs, for longer, or with another optim.lr"
 
@@ -91,7 +91,8 @@ _TO_DO = "train it on more or cleaner pairs, for longer, or with another optim.l
 class Ranking:
     """How often a reward model prefers the better answer.
 
-    accuracy: share of pairs whose better answer has the higher score; equal scores count half.
+    accuracy: fraction of pairs whose better answer has the higher score; ties count half.
+    pairs: number of pairs.
     """
 
     accuracy: float
@@ -99,7 +100,7 @@ class Ranking:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % for the accuracy on pairs like these."""
+        """95 % interval of the accuracy on such pairs."""
         return wilson(self.accuracy, self.pairs)
 
     def __str__(self) -> str:
@@ -109,7 +110,7 @@ class Ranking:
 
     @property
     def caution(self) -> str | None:
-        """What to do where PPO cannot go by it; None where it can."""
+        """What to do if PPO cannot rely on it; None if it can."""
         if self.accuracy <= ENOUGH:
             fault, to_do = f"PPO needs more than {ENOUGH:.0%}, else it learns the reward model's mistakes", _TO_DO
         elif self.interval[0] <= _COIN:
@@ -120,6 +121,6 @@ class Ranking:
 
 
 def evaluated_ranking(results: Mapping[str, Any]) -> Ranking | None:
-    """Of a reward run's all_results.json; None where no pairs were evaluated."""
+    """Read the ranking from a reward run's all_results.json; None if no pairs were evaluated."""
     accuracy, pairs = results.get("eval_reward_accuracy"), results.get("eval_pairs")
     return Ranking(accuracy, pairs) if isinstance(accuracy, float) and isinstance(pairs, int) and pairs > 0 else None

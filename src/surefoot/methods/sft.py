@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a task, of answers and of plain texts: which loss, which batches."""
+"""Supervised fine-tuning and pretraining as a task: loss and batches."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from surefoot.planning.plan import RunPlan
 
 
 def sft_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The data under a plan."""
+    """Make the task of the data under a plan."""
     return task_of_items(sft_loss, config, plan, data, example_batches, all_example_batches)

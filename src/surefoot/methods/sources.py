@@ -1,7 +1,7 @@
-"""The data sources of a config as `surefoot.data` takes them, without torch.
+"""Convert the data sources of a config for `surefoot.data`, without torch.
 
-`settled` also decides what a config leaves to its first record (`by-record`), before anything is planned, since BOS and
-stop tokens depend on the template.
+`settled` also resolves settings that depend on the first record (`by-record`) before planning, because BOS and stop
+tokens depend on the template.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from surefoot.system.errors import Fault, InputError
 
 
 def trained_specs(config: RunConfig) -> list[SourceSpec]:
-    """Of data.train."""
+    """Specs of data.train."""
     return _specs(config.data.train, config.data.format, "train")
 
 
 def evaluated_specs(config: RunConfig) -> list[SourceSpec]:
-    """Of data.eval; none where that names no sources."""
+    """Specs of data.eval; empty if it names no sources."""
     named = config.data.eval
     return _specs(named, config.data.format, TO_EVALUATE) if isinstance(named, tuple) else []
 
 
 def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -> list[SourceSpec]:
-    """Sources of the config as `surefoot.data` takes them.
+    """Convert sources of the config.
 
-    default, split: the format and the split of a source that names none.
+    default, split: format and split of a source that names none.
     """
     return [
         SourceSpec(
@@ -52,8 +52,8 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """The config with what the first record of every training source says; as it is where it leaves nothing open.
-    Raises InputError for sources that ask for different things, and as reading data does."""
+    """Return the config with `by-record` settings resolved from the first record of every training source. Raises
+    InputError if the sources disagree, and for errors in reading them."""
     data = config.data
     if BY_RECORD not in (data.template, data.train_on):
         return config
@@ -61,7 +61,7 @@ def settled(config: RunConfig) -> RunConfig:
     for spec in trained_specs(config):
         found.setdefault(template_and_labels(first_record(spec), config.method.records), spec.path)
     if len(found) > 1:
-        kinds = " and ".join(f"{path} asks for template {template}" for (template, _), path in found.items())
+        kinds = " and ".join(f"{path} needs template {template}" for (template, _), path in found.items())
         raise InputError(
             Fault("data.train", f"{kinds}: one run has one", "train on records of one kind", code="SF-DATA-FORMAT")
         )

@@ -1,6 +1,6 @@
-"""What each method computes, by the name that the config's `stage` gives it.
+"""The functions of each method, by the value of the config's `stage`.
 
-Each row imports its own modules when it is asked for, so a run loads those of its method alone.
+Each row imports its modules when it is used, so a run loads only those of its method.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefoot.methods.method import MethodFunctions
 
 
 def functions_of(method: str) -> MethodFunctions:
-    """Of a key of `FUNCTIONS`."""
+    """Return the functions of a method, a key of `FUNCTIONS`."""
     return FUNCTIONS[method]()
 
 

@@ -1,11 +1,11 @@
-"""What a run waits for, told while it waits: an engine, a reward or another rank can stand still for hours in silence.
+"""Report what a run waits for: an engine, a reward or another rank can hang silently for hours.
 
     waits = Waits(notify)
     with waits.during("the reward style is asked for 64 answers"):
         ...
 
-A wait is told of when it has lasted a minute and five times as long as the longest of its kind so far, with the time
-since when, and again each time that it has doubled.
+A wait is reported once it has lasted a minute and five times as long as the longest earlier one of its kind, with its
+starting time, and again each time it has doubled.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 
 from surefoot.methods.method import Notify
 
-LEAST = 60.0  # seconds that are never too long
+LEAST = 60.0  # seconds; shorter waits are never reported
 _SLOWER = 5.0
 
 
 class Waits:
-    """Of one run."""
+    """Watches the waits of a run."""
 
     def __init__(self, notify: Notify):
         self._notify = notify
@@ -31,7 +31,7 @@ class Waits:
 
     @contextmanager
     def during(self, kind: str, what: str) -> Iterator[None]:
-        """kind: what is compared with what came before; what: for the sentence."""
+        """Report the block if it takes too long. kind: waits to compare with. what: text of the message."""
         began, clock, over = time.monotonic(), datetime.now(UTC), threading.Event()
 
         def watch() -> None:

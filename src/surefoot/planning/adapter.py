@@ -78,7 +78,7 @@ def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_S
 def _obstacle(request: AdapterShape) -> str:
     """Return why PEFT cannot adapt a parameter outside linear layers; empty if it can."""
     if request.kind == "dora":
-        return "PEFT supports DoRA only for linear layers"
+        return "DoRA has no form for parameters that are no linear layers"
     if request.dropout:
         return "a parameter that is not a linear layer has no input that adapter.dropout could drop from"
     return ""
@@ -119,7 +119,7 @@ def _refuse_parameters(targets: Sequence[ModuleFact], request: AdapterShape, not
     others = sorted({target.name.rpartition(".")[2] for target in targets if not target.as_parameter})
     if not as_parameters:
         return
-    what = f"PEFT adapts {', '.join(as_parameters)} as parameters here, even as linear layers: {_obstacle(request)}"
+    what = f"PEFT adapts {', '.join(as_parameters)} as parameters here, also where they are linear layers: {_obstacle(request)}"
     place, change = (f"{key}.kind", "lora") if request.kind == "dora" else (f"{key}.dropout", "0")
     leave = f", or name {key}.targets: [{', '.join(others)}]" if others else ""
     notes.refuse(place, what, f"set {place}: {change}{leave}", _DORA if request.kind == "dora" else _TARGETS)
@@ -130,7 +130,7 @@ def _why_shallow(request: AdapterShape, model: ModelFacts, obstacle: str) -> tup
     if obstacle and model.experts:
         change = "adapter.kind: lora" if request.kind == "dora" else "adapter.dropout: 0"
         return f"the experts stay frozen, because {obstacle}", (f"set {change}", "adapter.experts: false")
-    return "the other weights are not in linear layers", ("train all weights", "name adapter.targets")
+    return "other weights are in no linear layer", ("train all weights", "name adapter.targets")
 
 
 def _check_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_Stacked], notes: Notes, key: str) -> None:
@@ -146,8 +146,8 @@ def _check_rank(rank: int, targets: Sequence[ModuleFact], matrices: Sequence[_St
     side = min(inputs, outputs)
     notes.caution(
         f"{key}.rank {rank:,} reaches the narrower side of {len(reached)} of {len(sizes)} matrices with an adapter"
-        f", such as {narrowest} ({inputs:,} inputs, {outputs:,} outputs): its update cannot have a higher rank than "
-        f"{side:,}, and the adapter has more parameters than the matrix; use a lower rank or full fine-tuning"
+        f", such as {narrowest} ({inputs:,} inputs, {outputs:,} outputs): no update of it has a higher rank than "
+        f"{side:,}, and its adapter holds more numbers than it does; a lower rank is meant, or full fine-tuning"
     )
 
 
@@ -175,7 +175,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         return [module for module in model.layer_linears if module.name not in left_out]
     for name in request.targets:
         if not any(_matches(module, name) for module in model.modules):
-            what = f"no linear layer is {'inside' if name.endswith('.') else 'called'} {name!r}"
+            what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
             notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True), _TARGETS)
     chosen = [
         module
@@ -184,7 +184,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
     ]
     if never := sorted({short for one in chosen if (short := one.name.rpartition(".")[2]) in barred}):
-        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights directly and skip adapters"
+        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights past an adapter"
         notes.refuse(f"{key}.targets", what, "leave them out", "SF-ADAPTER-TARGETS")
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would untie them"
@@ -241,13 +241,13 @@ def _size_in_full(saved: Sequence[ModuleFact], model: ModelFacts) -> int:
 def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
     if linear and (place := _layers(model)) and _is_place(name):
         whose = f"in {model.family.name} models" if model.family else "in this model"
-        return f"{whose} the layers are inside {place!r}"
+        return f"{whose} the layers lie in {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
     wanted = name.rpartition(".")[2]
     if linear and model.family and (other := counterpart(wanted, model.family)):
-        return f"in {model.family.name} models it is called {other}; existing names: {', '.join(existing)}"
+        return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
     near = nearest_word(wanted, list(existing))
-    return f"did you mean {near}?" if near else f"existing names: {', '.join(existing)}"
+    return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
 
 
 def _is_place(name: str) -> bool:

@@ -35,7 +35,7 @@ def mask_reason(window: int | None, longest: int, both_ways: bool = False) -> st
     both_ways: whether some examples have images whose tokens attend to each other in both directions.
     """
     if both_ways:
-        return "image tokens, which attend in both directions, need one"
+        return "the tokens of a picture, which see each other both ways, need one"
     if window is None or longest < window:
         return ""
     return f"a window of {window} tokens over examples of up to {longest} needs one"
@@ -57,7 +57,7 @@ def obstacle(
     if kernel == "math":
         return ""
     if uneven_heads and kernel != "mem_efficient":
-        return "needs the same head_dim for queries and values, and it differs here"
+        return "takes heads of one width, and those of the values are narrower here"
     if hardware.kind != "cuda":
         if kernel != "flash" or hardware.kind == "mps":
             return "exists only on NVIDIA GPUs"
@@ -66,7 +66,7 @@ def obstacle(
         return f"takes no mask on a GPU, and {masked}"
     capability = hardware.capability or (0, 0)
     if kernel == "mem_efficient":
-        return "supports bf16 only from capability 8.0" if compute == "bf16" and capability < (8, 0) else ""
+        return "computes bf16 only from capability 8.0 on" if compute == "bf16" and capability < (8, 0) else ""
     if compute == "fp32":
         return _SIXTEEN_BITS
     if capability < (8, 0):
@@ -93,7 +93,7 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
 _GAIN = 1.5
 NONE = "none"  # the kernel of a model without attention
 EAGER_ROUNDS = "attention: eager rounds"  # start of a caution that doctor reports elsewhere
-_FIRST = "the first one that torch can use here"
+_FIRST = "the first of them that torch can use here"
 
 
 def plan_attention(
@@ -196,7 +196,7 @@ def _by_switches(
     left: list[SdpaKernel] = [kernel for kernel in ORDER if switches.get(kernel, True)]
     against = {kernel: obstacles[kernel] for kernel in left}
     if "cudnn" not in switches:
-        against["cudnn"] = obstacles["cudnn"] or "runs only if it is switched on"
+        against["cudnn"] = obstacles["cudnn"] or "runs only when it is switched on"
     kernels: tuple[SdpaKernel, ...] = tuple(kernel for kernel in left if not against[kernel])
     if not kernels:
         if left:  # with every kernel off the config is refused as contradictory
@@ -225,7 +225,7 @@ def _default(
     if usual and usual.passed:
         expected = Choice(kernels[0], f"nothing was {_GAIN:g} times as fast: {_times(trials)}", "measured")
     elif usual and usual.untimed:
-        expected = Choice(kernels[0], f"{_FIRST}; its speed is unknown: {usual.untimed}", "default")
+        expected = Choice(kernels[0], f"{_FIRST}; how fast it is, is not known: {usual.untimed}", "default")
     return AttentionPlan(
         implementation=Choice("sdpa", "asked for", "user")
         if requested

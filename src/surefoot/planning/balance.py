@@ -46,5 +46,5 @@ def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
     if config.method.rollouts or config.method.scores:
         return f"stage {config.stage} sends some tokens through the model more than once a step"
     if engine in CUTTING:
-        return f"{engine} gathers a layer's weights only within its forward pass, and the routing is read outside it"
-    return "torch.compile cannot trace the hooks on the routers" if config.compile != "off" else ""
+        return f"{engine} computes a layer only where its weights are gathered, and the routing is read beside it"
+    return "torch.compile cannot trace what looks at the routers" if config.compile != "off" else ""

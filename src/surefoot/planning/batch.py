@@ -59,7 +59,7 @@ def plan_batch(
     longest = longest_example(length, lengths)
 
     if isinstance(checkpointing, int) and checkpointing > work.model.layers:
-        what = f"{checkpointing} layers should be checkpointed, but the model has {work.model.layers}"
+        what = f"{checkpointing} layers are to be computed again, and the model has {work.model.layers}"
         notes.refuse("gradient_checkpointing", what, "lower it, or set it to on")
 
     def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
@@ -118,7 +118,7 @@ def _automatic(
     elif rows == own:
         reason = f"a whole optimizer step fits: {examples}" + (" in each rank" if world > 1 else "")
     elif rows == wanted:
-        reason = f"more than {rows} rows of this data would not use the device better"
+        reason = f"more than {rows} rows of this data would keep the device no busier"
     else:
         reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
     # The same number of micro-batches of even size: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.

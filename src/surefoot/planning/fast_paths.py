@@ -22,7 +22,7 @@ from surefoot.system.hardware import Hardware
 CUTTING = ("fsdp2", "deepspeed")  # engines that shard parameters and gather them only within the module's own forward
 FUSED = "fused"
 _CLEAR = 1.2  # minimum speed-up of fused norms and rotary embeddings
-_PARTS = "a layer's norms and rotary embeddings"
+_PARTS = "a layer's norms and rotations"
 
 
 def plan_kernels(
@@ -85,7 +85,7 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
     if method.rollouts:
         return f"stage {stage} needs the whole distribution over the vocabulary"
     if engine in CUTTING:
-        return f"{engine} gathers the head's weights only within the model's own forward"
+        return f"{engine} hands the head its weights only while the model's own forward runs"
     if model.family is not None and model.family.beyond_head:
         return model.family.beyond_head
     if adapter is None:
@@ -102,11 +102,11 @@ def adapter_obstacle(
     if adapter is None:
         return "full fine-tuning has no adapter"
     if packed:
-        return f"a base in {packed} is dequantized by its own layers"
+        return f"a base in {packed} is unpacked by layers of its own"
     if qat != OFF:
         return f"precision.qat: {qat} rounds weights in torchao's layers, which the kernels would bypass"
     if engine in CUTTING:
-        return f"{engine} gathers a module's weights only within PEFT's own forward"
+        return f"{engine} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""
 
 
@@ -135,7 +135,7 @@ def _choice(key: str, requested: str, fast: str, obstacle: str, notes: Notes) ->
     if obstacle:
         return Choice(PLAIN, obstacle, "default")
     if requested == "auto":
-        return Choice(fast, "equal up to rounding, which is checked before step 1", "default")
+        return Choice(fast, "the same up to rounding, which is checked before step 1", "default")
     return Choice(requested, "asked for", "user")
 
 
@@ -154,10 +154,10 @@ def _pointwise(
         return Choice(PLAIN, "asked for", "user")
     why = pointwise_obstacle(config, model, hardware)
     if engine in CUTTING:
-        why = f"{engine} gathers a module's weights only within the module's own forward"
+        why = f"{engine} hands each module its weights only while the module's own forward runs"
     failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
     if failed and not why:
-        why = f"wrong on this machine ({failed})"
+        why = f"not right on this machine ({failed})"
     if requested == FUSED:
         if why:
             notes.refuse("kernels.pointwise", f"fused cannot run here: {why}", "set kernels.pointwise: auto")
@@ -165,22 +165,22 @@ def _pointwise(
     if why:
         return Choice(PLAIN, why, "measured" if failed else "default")
     if not trials:
-        there = f"{_PARTS} are timed there, plain and fused; fused is used if {_CLEAR:g} x as fast"
+        there = f"there {_PARTS} are timed plain and fused; fused is taken where {_CLEAR:g} x as fast"
         return Choice(PLAIN, there if hardware.preset else "nothing was measured", "default")
     plain, fused = _layer_seconds(model, trials)
     if plain < _CLEAR * fused:
-        return Choice(PLAIN, f"little gain: {_pointwise_times(model, trials)}", "measured")
+        return Choice(PLAIN, f"little to gain: {_pointwise_times(model, trials)}", "measured")
     return Choice(FUSED, _pointwise_times(model, trials), "measured")
 
 
 def pointwise_obstacle(config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
     """Return why these kernels cannot run, regardless of the probe; empty if they can."""
     if hardware.kind != "cpu":
-        return "surefoot's own norms and rotary embeddings run on CPU only"
+        return "surefoot's own norms and rotations run on a CPU"
     if config.compile != "off":
-        return "torch.compile generates its own kernels for these operators"
+        return "torch.compile writes kernels of its own for these operators"
     if model.layer_norm:
-        return "this family has LayerNorm, which torch already fuses"
+        return "this family has LayerNorm, which torch computes in one pass already"
     return ""
 
 

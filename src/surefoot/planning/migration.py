@@ -89,7 +89,7 @@ def _targets(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
             continue
         new, unknown = _renamed(names, model.family, model.structure)
         for name in unknown:
-            yield f"{key}: {name} has no known counterpart in {model.family.name}; see `surefoot plan`"
+            yield f"{key}: {name} has no counterpart that is known in {model.family.name}; see `surefoot plan`"
         if new != names:
             yield Move(key, names, new, f"the names of {model.family.name}'s modules")
 
@@ -125,7 +125,7 @@ def _end_of(name: str, structure: Structure) -> str | None:
 def _padding(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     pad = value_at(given, "tokenizer.pad")
     if pad not in (None, "auto", "add"):
-        yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan shows the new one")
+        yield Move("tokenizer.pad", pad, "auto", "a token of the old tokenizer; the plan says which one it takes")
     count = value_at(given, "reward.num_padding_at_beginning")
     if isinstance(count, int):
         yield Move(
@@ -138,7 +138,7 @@ def _template(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     of_families = {template for family in FAMILIES for template in family.templates}
     own = model.family.templates if model.family else ()
     if name in of_families and name not in own:
-        yield Move("data.template", name, "auto", "the old model's template; the plan shows the new one")
+        yield Move("data.template", name, "auto", "the old model's; the plan says which one it takes")
 
 
 def _length(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
@@ -152,11 +152,11 @@ def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     method = METHODS.get(stage) if isinstance(stage, str) else None
     if value_at(given, "adapter") is not None:
         if value_at(given, "optim.lr") is not None:
-            yield "optim.lr stays: an adapter's learning rate depends more on its rank and alpha than on the model"
+            yield "optim.lr stays: an adapter's rate depends on its rank and alpha more than on the model"
     elif (usual := method.large_rate if method else None) is not None and model.parameters >= _LARGE:
         rate = value_at(given, "optim.lr")
         if rate != usual:
-            yield Move("optim.lr", rate, usual, f"usual for full fine-tuning of about 8 B in stage {stage}")
+            yield Move("optim.lr", rate, usual, f"usual for stage {stage} on all weights of some 8 B")
     critic = value_at(given, "ppo.critic_lr")
     if method is not None and method.critic and critic not in (None, _CRITIC_RATE) and model.parameters >= _LARGE:
         yield Move("ppo.critic_lr", critic, _CRITIC_RATE, "usual for a critic of about 8 B")
@@ -165,7 +165,7 @@ def _rates(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
 def _batch(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     micro = value_at(given, "batch.micro")
     if isinstance(micro, int):
-        why = "examples need different memory now; auto takes as many as fit, with the same batch.size"
+        why = "an example needs another share of the memory now; the plan takes as many as fit, at the same batch.size"
         yield Move("batch.micro", micro, "auto", why)
 
 
@@ -179,7 +179,7 @@ def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
     for key in ("reward.init", "ppo.reward", "ppo.critic"):
         name = value_at(given, key)
         if name is not None and not is_address(str(name)) and not is_function(str(name)):
-            yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it again"
+            yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
     reference = value_at(given, "alignment.reference")
     if reference not in (None, "auto", "adapter-off", "model", "cached"):
         yield f"alignment.reference: {reference} must have the new model's tokenizer"

@@ -44,7 +44,7 @@ def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) 
     if model.family is None:
         notes.caution(
             f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "
-            "transformers builds, PAD and BOS from the tokenizer; its known problems are not listed here"
+            "transformers builds, PAD and BOS from the tokenizer; what is known to go wrong with it is not known here"
         )
     _dropout(model, notes)
     for hazard in model.family.hazards if model.family else ():
@@ -64,19 +64,19 @@ def _dropout(model: ModelFacts, notes: Notes) -> None:
         shares["attention dropout"] = model.attention_dropout
     if shares:
         named = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-        notes.caution(f"this model trains with dropout ({named}); model.dropout: 0 turns it off")
+        notes.caution(f"this model drops out in training ({named}); model.dropout: 0 trains without")
 
 
 def plan_dropout(config: RunConfig) -> Choice[Dropout]:
     """Choose the dropout probability of the model's own layers, or keep the model's own."""
     requested = config.model.dropout
     if requested == OWN_DROPOUT:
-        return Choice(OWN_DROPOUT, "asked for: as in its config.json", "user")
+        return Choice(OWN_DROPOUT, "asked for: as its config.json says", "user")
     if requested is not None:
         return Choice(requested, "asked for", "user")
     if why := config.method.compared:
         return Choice(0.0, f"{why}, and dropout would add noise; model.dropout: own uses config.json's", "default")
-    return Choice(OWN_DROPOUT, "as in its config.json", "family")
+    return Choice(OWN_DROPOUT, "as its config.json says", "family")
 
 
 def as_trained(model: ModelFacts, config: RunConfig) -> ModelFacts:

@@ -58,8 +58,8 @@ def caution_rate(request: OptimConfig, notes: Notes) -> None:
     lr."""
     if request.name != "sgd" and request.lr > _HIGHEST_RATE:
         notes.caution(
-            f"optim.lr {request.lr:g} makes {request.name} change every weight by about that much per step, and "
-            f"nearly all weights are below {_HIGHEST_RATE:g}: it will hardly learn; 1e-5 to 1e-3 are usual"
+            f"optim.lr {request.lr:g} lets {request.name} move every weight by about that much in each step, and "
+            f"nearly all of a model's are below {_HIGHEST_RATE:g}: it will hardly learn; usual are 1e-5 to 1e-3"
         )
 
 

@@ -109,7 +109,7 @@ def open_forms(
     if model.recurrent:
         return "some layers carry a state along the row, from one document into the next"
     if model.attention_dropout:
-        return f"no form supports dropout, and the model has attention_dropout {model.attention_dropout:g}"
+        return f"no form has dropout, and the model has attention_dropout {model.attention_dropout:g}"
     if masked := mask_reason(model.window, longest):
         return f"{masked[: -len(' needs one')]} is shorter than a document may be"
     request = config.attention
@@ -149,14 +149,14 @@ def _measured(
     # Compared by count, not by time: both are fractions of the tokens of padded rows.
     if shares and lengths and lengths.shared <= 1 - padding:
         left = f"{lengths.shared:.0%} of the tokens of padded rows, packing {1 - padding:.0%}"
-        return Choice(PLAIN, f"computing common prompts once leaves {left}", "measured")
+        return Choice(PLAIN, f"prompts that are computed once leave {left}", "measured")
     failed = next((trial.trouble for trial in trials if trial.form == PADDED), "")
     if failed:
-        return Choice(PLAIN, f"no baseline: padded rows: {failed}; {times}", "measured")
+        return Choice(PLAIN, f"padded rows, to compare with, {failed}; {times}", "measured")
     gain = padded / best.seconds
     if gain >= _GAIN or (padding >= _PADDING and gain >= _LOSS):
         return Choice(best.form, f"{share}; {times}", "measured")
-    return Choice(PLAIN, f"little gain: {share}; {times}", "measured")
+    return Choice(PLAIN, f"little to gain: {share}; {times}", "measured")
 
 
 def _times(trials: Sequence[AttentionTrial]) -> str:
@@ -176,7 +176,7 @@ def plan_shared_prompts(
     reasons = _obstacles(config, model, device, checkpointing, engine)
     if (found := next(reasons, None)) is not None:
         return Choice(False, *found)
-    saves = "in padded rows, if it saves a fifth of the tokens; measured on CPUs: 1.1 to 1.7 times as fast"
+    saves = "in padded rows, where it saves a fifth of the tokens; measured on CPUs: 1.1 to 1.7 times as fast"
     return Choice(True, saves, "hardware")
 
 
@@ -194,9 +194,9 @@ def _obstacles(
     config: RunConfig, model: ModelFacts, device: str, checkpointing: bool, engine: str
 ) -> Iterator[tuple[str, Source]]:
     if device != "cpu":
-        yield f"it was not measured whether it is faster on {device}", "hardware"
+        yield f"whether it is faster was not measured on {device}", "hardware"
     if model.structure is None:
-        yield "it is not verified for this family that a KV cache gives the same results", "family"
+        yield "of this family it is not known that a cache of keys and values changes nothing", "family"
     if model.window is not None:
         yield f"layers with a window of {model.window} tokens drop keys of the prompt", "family"
     if model.rotary_switch is not None:

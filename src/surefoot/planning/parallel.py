@@ -66,7 +66,7 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     size = size_text(states.weights + states.gradients + states.optimizer)
     room = size_text(memory.usable(states.available))
     if memory.fits(states):
-        reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank stores all of them"
+        reason = f"weights, gradients and optimizer state, {size}, fit into {room}: every rank holds all of them"
         return ParallelPlan(Choice("ddp", reason, "hardware"), count)
     reason = (
         f"weights, gradients and optimizer state, {size}, exceed {room}; {shared_words('fsdp2', None, ranks.world)}"
@@ -108,7 +108,7 @@ def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None
 def check_server(plan: ParallelPlan, rollouts: str, notes: Notes) -> None:
     """Refuse a vLLM server with several ranks: one process sends it the weights. rollouts: engine of PPO's rollouts."""
     if rollouts == "vllm" and plan.ranks.value > 1:
-        what = f"only one process can send weights to a vLLM server, and there are {plan.ranks.value}"
+        what = f"a vLLM server is told of the weights by one process, and there are {plan.ranks.value}"
         notes.refuse("ppo.engine", what, "use embedded, or one process")
 
 
@@ -125,9 +125,9 @@ def shared_words(engine: str, stage: int | None, world: int) -> str:
     """Describe what is sharded."""
     parts = [name for name in ("weights", "gradients", "optimizer") if name in shared_parts(engine, stage)]
     if not parts or world == 1:
-        return "every rank stores everything" if world > 1 else "one rank stores everything"
+        return "every rank holds everything" if world > 1 else "one rank holds everything"
     listed = ", ".join(part if part != "optimizer" else "optimizer state" for part in parts)
-    return f"each of {world} ranks stores a shard of: {listed}"
+    return f"each of {world} ranks holds a share of: {listed}"
 
 
 def shared_parts(engine: str, stage: int | None) -> frozenset[str]:

@@ -82,10 +82,10 @@ def plan_ppo(
     of_critic = roles.critic.model if roles.critic else work.model
     dtype = work.precision.compute.value
     if roles.base in trunks:
-        whose = "the policy's base" if actor else "the critic's base"
+        whose = "the trunk" if actor else "the critic's base"
         reference = Choice("adapter-off", f"{whose} without its adapter", "default")
     else:
-        reference = Choice("model", f"a second copy of the base in {dtype}: the policy is fully trained", "default")
+        reference = Choice("model", f"a second copy of the base in {dtype}: all weights of the policy train", "default")
     reward, scored = _reward(config, roles.reward, critic, work, trunks)
     plan = PpoPlan(
         actor=Choice("adapter" if actor else "model", "the policy that is published", "default"),
@@ -110,9 +110,9 @@ def plan_ppo(
 def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added_rows: int) -> _Critic:
     requested, facts = config.ppo.critic_adapter, roles.critic
     source: Source = "user" if config.ppo.critic or requested != "as_policy" else "default"
-    begins = f"starts from {facts.path}" if facts else "starts from the policy, with a zero head"
+    begins = f"begins as {facts.path}" if facts else "starts from the policy, with a zero head"
     base = facts.base if facts else roles.base
-    there = "the policy's base" if work.adapter and base == roles.base else "a separate base"
+    there = "the policy's base" if work.adapter and base == roles.base else "a trunk of its own"
     if facts and facts.adapter is not None:
         if requested != "as_policy":
             what = f"{facts.path} is an adapter, and a critic that starts from one keeps training it"
@@ -126,7 +126,7 @@ def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added
         idle = 0 if model.tied else sum(one.parameters for one in model.modules if one.name == model.head)
         idle += 0 if facts or model.tied else added_rows * model.embedding_width
         count = (facts.model.parameters if facts else work.parameters) - idle
-        return _Critic(Choice("model", f"a separate model; {begins}", source), None, count, idle)
+        return _Critic(Choice("model", f"a model of its own; {begins}", source), None, count, idle)
     usable = _without_head(shape, model)
     if facts is None and usable == config.adapter:
         assert work.adapter is not None
@@ -134,7 +134,7 @@ def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added
     adapter = plan_adapter(usable, model, 0 if facts else added_rows, notes, _KEY)
     own = work.adapter.parameters if work.adapter and base == roles.base else adapter.parameters
     if adapter.parameters and set(adapter.parameters) != set(own):
-        what = "PEFT supports two adapters on the experts of one model only if both have the same parameters"
+        what = "PEFT puts two adapters on the experts of one trunk only where both take the same parameters"
         notes.refuse(_KEY, what, "give both the same experts and router, or the critic experts: false")
     kind = f"{adapter.kind.value} of rank {adapter.rank} on {there}; {begins}"
     return _Critic(Choice("adapter", kind, source), base, adapter.trainable, adapter=adapter)
@@ -161,7 +161,9 @@ def _reward(
     own = 4 * (facts.adapter or 0)
     if facts.base not in trunks:
         why = "no model with an adapter shares its base"
-        return Choice("model", f"a separate model, {why}: {facts.path}", "user"), _frozen_bytes(facts.model, work) + own
+        return Choice("model", f"a model of its own, {why}: {facts.path}", "user"), _frozen_bytes(
+            facts.model, work
+        ) + own
     whose = "the critic's" if facts.base == critic.base else "the policy's"
     if facts.adapter is None:
         return Choice("adapter-off", f"{whose} base without its adapter: {facts.path}", "user"), 0

@@ -25,11 +25,11 @@ def check_packed_base(packed: PackedType, model: ModelFacts, adapter: AdapterPla
     """Refuse a quantized base for layers that cannot be quantized, and for modules that should be trained in full."""
     bits = PACKED_BITS[packed]
     if model.structure and any(linear.transposed for linear in model.structure.linears):
-        what = f"{packed}: {model.model_type}'s linear layers store weights transposed, which has no {bits}-bit form"
+        what = f"{packed}: {model.model_type}'s linear layers hold weights transposed, which has no {bits}-bit form"
         notes.refuse("precision.base", what, _BASE)
     for name in adapter.modules_to_save if adapter else ():
         if any(module.in_layer and module.linear and module.name.endswith(name) for module in model.modules):
-            what = f"{name} should be trained in full, but precision.base: {packed} stores it in {bits} bits"
+            what = f"{name} would train in full, and precision.base: {packed} holds it in {bits} bits, which cannot"
             notes.refuse("adapter.modules_to_save", what, f"leave it out, or {_BASE}")
 
 
@@ -45,24 +45,24 @@ def plan_qat(
     notes: refusals are added here.
     """
     if request.qat == OFF:
-        return Choice(OFF, "no conversion requested", "default"), None
+        return Choice(OFF, "nothing is to be converted", "default"), None
     group = None if request.qat == "int8" else request.qat_group_size
     linears = [module for module in model.modules if module.in_layer and module.linear]
     leave = "leave precision.qat out"
     if any(linear.transposed for linear in model.structure.linears) if model.structure else False:
-        notes.refuse("precision.qat", f"{model.model_type}'s linear layers store weights transposed", leave)
+        notes.refuse("precision.qat", f"{model.model_type}'s linear layers hold weights transposed", leave)
     elif model.active or not linears:
-        what = f"the experts of {model.model_type} are one tensor, for which torchao has no layer"
+        what = f"the experts of {model.model_type} lie in one tensor, which torchao has no layer for"
         notes.refuse("precision.qat", what, leave)
     elif group and (odd := [one for one in linears if one.linear and one.linear[0] % group]):
         inputs = odd[0].linear[0] if odd[0].linear else 0
         what = f"{odd[0].name} has {inputs} inputs, which is not a multiple of {group}"
         notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
     if engine in CUTTING:
-        what = f"{engine} shards weights, and QAT is untested with it"
+        what = f"{engine} hands each module shares of its weights, and they were not tried with it"
         notes.refuse("precision.qat", what, "use ddp or one process")
     if adapter and adapter.kind.value != "lora":
-        what = f"{adapter.kind.value} uses the norms of the unrounded weights"
+        what = f"{adapter.kind.value} takes the norms of the weights as they are, not as they are rounded"
         notes.refuse("precision.qat", what, "use adapter.kind: lora, or all weights")
     if adapter and (whole := [name for name in adapter.modules_to_save if name != model.head]):
         notes.refuse("adapter.modules_to_save", f"{whole[0]} would be trained next to a rounded copy", leave)
@@ -70,7 +70,7 @@ def plan_qat(
     scales = f"a scale for {group} weights" if group else "a scale for each row"
     seen = " and activations in int8, a scale for each token" if request.qat == "int8-int4" else ""
     bits = "int8" if request.qat == "int8" else "int4"
-    what = "the frozen base" if adapter else "the trained weights"
+    what = "the frozen base" if adapter else "what trains"
     reason = f"asked for: {weights:,} weights of {len(linears)} layers, {what}, in {bits} with {scales}{seen}"
     return Choice(request.qat, reason, "user"), group
 
@@ -134,7 +134,7 @@ def _compute(
         return Choice(request.compute, "asked for", "user")
     if not full and request.base in ("bf16", "fp16"):
         _check_compute(request.base, hardware, products, notes)
-        return Choice(request.base, "the requested dtype of the base", "user")
+        return Choice(request.base, "the type of the base that was asked for", "user")
     if hardware.kind == "cpu" and width < NARROW:
         return Choice("fp32", f"layers of width {width} gain little from 16 bits on a CPU", "default")
     if "fp32" in products and "bf16" in products:
@@ -163,8 +163,8 @@ def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, fl
     elif dtype in products and dtype != "fp32" and _SLOWER * products[dtype] < products.get("fp32", 0.0):
         slower = products["fp32"] / products[dtype]
         notes.caution(
-            f"precision {dtype} was requested, but its matrix products are {slower:.1f} times slower than fp32 here "
-            f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto uses fp32"
+            f"precision {dtype} was asked for, but its matrix products are {slower:.1f} times slower than fp32 here "
+            f"({_teraflops(products[dtype])} against {_teraflops(products['fp32'])}); precision: auto takes fp32"
         )
     elif (
         dtype not in products
@@ -172,29 +172,33 @@ def _check_compute(dtype: DType, hardware: Hardware, products: Mapping[DType, fl
         and not {"fp32": True, "bf16": hardware.bf16, "fp16": hardware.fp16}[dtype]
     ):
         notes.caution(
-            f"precision {dtype} was requested, but {hardware.name} has no instructions for it: slower than fp32"
+            f"precision {dtype} was asked for, but {hardware.name} has no instructions for it: slower than fp32"
         )
 
 
 def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) -> Choice[BaseType]:
     if full:  # a 16-bit base is then refused as contradictory
-        return Choice("fp32", "all parameters are trained, and trained parameters are fp32", "default")
+        return Choice("fp32", "all parameters train, and trainable parameters are fp32", "default")
     if request.base == "auto":
         if compute == "fp32":
-            return Choice("fp32", "the compute dtype; a narrower copy would have to be cast at every use", "default")
-        return Choice(compute, "frozen: stored in the compute dtype, half the memory and no cast per step", "default")
+            return Choice(
+                "fp32", "the type of the products; a narrower copy would have to be cast at every use", "default"
+            )
+        return Choice(
+            compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
+        )
     if bits := PACKED_BITS.get(request.base):
         layers = "the decoder's linear layers; embeddings, head and norms"
         return Choice(request.base, f"asked for: {bits} bits per weight of {layers} in {compute}", "user")
     if request.base not in ("fp32", compute):
-        what = f"products with {request.base} weights compute in {request.base}, not {compute}"
+        what = f"products of {request.base} weights are {request.base} products, not {compute}"
         notes.refuse("precision.base", what, f"use precision: {{compute: {request.base}}} or {{base: fp32}}")
     return Choice(request.base, "asked for", "user")
 
 
 def _scaler(compute: DType) -> Choice[bool]:
     if compute == "fp16":
-        return Choice(True, "fp16 gradients underflow without one; trainable parameters stay fp32", "default")
+        return Choice(True, "fp16 gradients underflow without one; it scales over fp32 trainable parameters", "default")
     return Choice(False, f"{compute} has the range of fp32: nothing to scale", "default")
 
 

@@ -11,7 +11,7 @@ from surefoot.planning.workload import Workload
 ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", NO_REFERENCE
 _WHY = {
     ADAPTER_OFF: "the base under the adapter: no second copy in memory",
-    MODEL: "a second frozen copy of the base, stored like the base",
+    MODEL: "a second copy of the base, frozen, held as the base is",
     CACHED: "the base's log-probabilities are computed once before step 1 and stored in the cache folder",
 }
 
@@ -25,7 +25,7 @@ def plan_reference(config: RunConfig) -> Choice[str] | None:
     requested = config.alignment.reference
     if requested == "auto":
         chosen = ADAPTER_OFF if config.adapter else MODEL
-        why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: the policy is fully trained"
+        why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: all weights of the policy train"
         return Choice(chosen, why, "default")
     return Choice(requested, f"asked for: {_WHY.get(requested, 'another model, counted as large as this one')}", "user")
 

@@ -252,7 +252,7 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
     if config.compile == "off":
         source = "user" if "compile" in config.model_fields_set else "default"
         return Choice("off", "it recompiles for new shapes, which can cost more than it saves", source)
-    notes.caution(f"compile: {config.compile} takes minutes before step 1 and again for every new shape")
+    notes.caution(f"compile: {config.compile} takes minutes before step 1, where it is tried, and again for new shapes")
     if config.adapter is not None and config.adapter.kind == "dora":
         notes.caution("torch.compile breaks off at every DoRA layer (PEFT's code cannot be traced): expect no gain")
     if config.compile == "max-autotune":
@@ -264,5 +264,5 @@ def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
 
 def _trackers(config: RunConfig) -> Choice[tuple[str, ...]]:
     if not config.report_to:
-        return Choice((), "no tracker is requested", "default")
+        return Choice((), "no tracker is asked for", "default")
     return Choice(tuple(config.report_to), "installed; each gets every row of trainer_log.jsonl", "user")

@@ -41,7 +41,7 @@ def plan_reward(
         num_padding_at_beginning=chosen,
         surplus=max(0, chosen.value - front),
         center=request.center,
-        head=Choice("zeros", "all answers start with the same score", "default")
+        head=Choice("zeros", "every answer has the same score at first", "default")
         if request.init is None
         else Choice(request.init, "asked for: the value head of this reward model", "user"),
         head_parameters=model.embedding_width + (1 if request.center else 0),
@@ -57,7 +57,7 @@ def padding_in_front(tokenizer: TokenizerFacts, tokens: TokenizerPlan) -> tuple[
         return 0, "texts do not begin with BOS"
     first = tokenizer.special.get(tokens.bos_id, str(tokens.bos_id))
     if tokenizer.eos is not None and tokens.bos_id == tokenizer.eos.id:
-        return 1, f"every text begins with {first}, which is EOS, and so PAD for DeepSpeed-Chat"
+        return 1, f"every text begins with {first}, which is EOS and PAD as well for DeepSpeed-Chat"
     if tokens.bos_id == tokens.pad_id:
         return 1, f"every text begins with {first}, which is PAD"
     return 0, f"every text begins with {first}, which is not PAD"
@@ -86,8 +86,8 @@ def _chosen(requested: int | Literal["auto"], front: int, reason: str, notes: No
         what = f"is {requested}, but {reason}: the end of every pair would be found at its first token"
         notes.refuse(key, what, f"use auto, or {front}")
     elif requested > front:
-        behind = f"{requested - front} position{'s' if requested - front > 1 else ''} after the end of every pair"
-        notes.caution(f"{key} is {requested}, but {reason}: the loss counts {behind}; auto uses {front}")
+        behind = f"{requested - front} position{'s' if requested - front > 1 else ''} behind the end of every pair"
+        notes.caution(f"{key} is {requested}, but {reason}: the loss counts {behind}; auto takes {front}")
     return Choice(requested, f"asked for; {reason}", "user")
 
 
@@ -97,5 +97,5 @@ def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
     named = {"modules_to_save": config.adapter.modules_to_save, "targets": config.adapter.targets}
     for key, names in named.items():
         if names != "all-linear" and any(model.head == name or model.head.endswith(f".{name}") for name in names):
-            what = f"names {model.head}, which stage reward does not use"
+            what = f"names {model.head}, with which stage reward computes nothing"
             notes.refuse(f"adapter.{key}", what, "leave it out: the value head is always trained")

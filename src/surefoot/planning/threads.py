@@ -46,7 +46,7 @@ def plan_threads(
     """
     requested = _requested(environment)
     if hardware.cores in requested:
-        return Choice(hardware.cores, f"set by the environment; {_SAME}", "user")
+        return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
     if requested:
         why = f"torch's choice when the environment requests {max(requested)}; {_SAME}"
         return Choice(hardware.cores, why, "hardware")

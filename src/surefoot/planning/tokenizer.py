@@ -92,7 +92,7 @@ def _pad(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Note
     own = tokenizer.pad
     why_not = None if own is None else _why_not_own(own, model, tokenizer)
     if own is not None and not why_not:
-        return _Pad(Choice(own.text, "the tokenizer's PAD", "default"), own.id)
+        return _Pad(Choice(own.text, "the tokenizer's own", "default"), own.id)
     found = _reserved_pad(model, tokenizer) or _spare_row(model, tokenizer) or _end_as_pad(tokenizer)
     if own is not None and own.id != found.id:
         notes.caution(
@@ -191,8 +191,8 @@ def _bos(
     if config.bos.prepend == "on" or (config.bos.prepend in ("auto", "tokenizer") and scaled):
         requested = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
         if tokenizer.bos is None and tokenizer.eos is not None:
-            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} starts every example instead")
-            requested += "; the tokenizer has none, so EOS starts every example"
+            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
+            requested += "; the tokenizer has none, so EOS begins every example"
         return Choice(True, requested, "user")
     if config.bos.prepend == "off":
         return Choice(False, "asked for", "user")
@@ -201,7 +201,7 @@ def _bos(
     if config.bos.prepend == "tokenizer":
         return _as_the_tokenizer(template, tokenizer, "asked for", "user")
     if tokenizer.bos.text == _CHATML and not tokenizer.adds_bos:  # SmolLM2, whose config.json says llama
-        return Choice(False, f"the tokenizer's BOS is {_CHATML}, which starts turns, not texts", "family")
+        return Choice(False, f"the tokenizer names {_CHATML} as BOS, which begins turns, not texts", "family")
     adds = "the tokenizer adds it too" if tokenizer.adds_bos else "although the tokenizer adds none"
     if family is None or family.uses_bos is None:
         who = "unknown family" if family is None else f"{family.name} models differ"
@@ -214,12 +214,12 @@ def _bos(
 def _as_the_tokenizer(template: str, tokenizer: TokenizerFacts, why: str, source: Source) -> Choice[bool]:
     if text := template_source(template, tokenizer):
         writes = writes_bos(text, tokenizer)
-        return Choice(writes, f"{why}; the chat template {'adds' if writes else 'does not add'} BOS", source)
+        return Choice(writes, f"{why}; the chat template writes {'it' if writes else 'none'}", source)
     row = find_row(template)
     if row is not None and _CHATML in row.control:
         return Choice(False, f"{why}; ChatML has no BOS", source)
-    adds = "adds" if tokenizer.adds_bos else "does not add"
-    return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {adds} BOS", source)
+    adds = "adds" if tokenizer.adds_bos else "does not begin"
+    return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {begins} a text with it", source)
 
 
 def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:
@@ -231,15 +231,15 @@ def _bos_id(bos: Choice[bool], tokenizer: TokenizerFacts) -> int | None:
 def _bos_scale(scale: float, model: ModelFacts, notes: Notes) -> Choice[float]:
     before = model.bos_scale
     if before is not None and before != scale:
-        what = f"is {scale:g}, but the model was trained with {before:g} ({BOS_FILE} in its folder)"
+        what = f"is {scale:g}, but the model was trained with {before:g} ({BOS_FILE} beside it)"
         if scale == 1:
             notes.refuse("bos.scale", what, f"set it to {before:g}, or remove that file to train without scaling")
         notes.caution(f"bos.scale {what}")
     if scale == 1:
         return Choice(1.0, "unchanged", "default")
     if scale > 1:
-        notes.caution(f"bos.scale {scale:g} enlarges the embedding of the first token; values below 1 shrink it")
-    return Choice(scale, "asked for: factor of the embedding of the first token of every sequence", "user")
+        notes.caution(f"bos.scale {scale:g} makes the embedding of the first token larger; below 1 it is made smaller")
+    return Choice(scale, "asked for: the embedding of the first token of every sequence times this", "user")
 
 
 def _stop(template: str, family: Family | None, tokenizer: TokenizerFacts, notes: Notes) -> Choice[tuple[int, ...]]:

@@ -33,7 +33,7 @@ def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
     parts: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
     for part in parts:
         if not any(part_of(name) == part for name, _ in model.sight):
-            notes.refuse(f"vision.{part}", "the model has no such part known to surefoot", "leave it out")
+            notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
         elif not config.method.pictures:
             notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
     return Sight(parts, tuple(Tensor(shape, inside=False) for name, shape in model.sight if part_of(name) in parts))

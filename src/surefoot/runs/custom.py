@@ -106,7 +106,7 @@ def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault
             )
         elif name not in known:
             near = nearest_word(name, list(known))
-            fix = f"did you mean {near}?" if near else f"known: {', '.join(known)}; Python callers may pass more"
+            fix = f"did you mean {near}?" if near else f"there are {', '.join(known)}; Python callers may bring more"
             faults.append(Fault("metrics.names", f"no metric is called {name!r}", fix, code="SF-OWN-FUNCTION"))
     return faults
 
@@ -136,7 +136,7 @@ def check_objective(config: RunConfig, objective: Objective, loaded: LoadedModel
     with torch.no_grad(), loaded.settings.kernels(), loaded.settings.forward():
         found = objective(loaded.model, batch)
     if not isinstance(found, LossSum) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
-        what = f"returned {type(found).__name__}, not LossSum(loss) with a scalar tensor"
+        what = f"returned {type(found).__name__}, not LossSum(loss) with the sum as a tensor of no dimensions"
         raise InputError(Fault("objective", what, "see docs/python.md", code="SF-OWN-FUNCTION"))
     reserved = {*_RESERVED, *config.metrics.names}
     faults = [

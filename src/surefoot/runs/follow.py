@@ -86,7 +86,7 @@ def _folder_state(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
         if checkpoint.step == step:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
             return FolderState(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
-    what = f"the run resumes from step {step}, but {folder} has no such checkpoint on this machine"
+    what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
     raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-RANKS-DIFFER"))
 
 

@@ -91,7 +91,7 @@ def _is_run_folder(folder: Path) -> bool:
     return any((path / MANIFEST).is_file() for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name))
 
 
-NO_ROOM = "free disk space, lower checkpoint.keep, or set output to a folder on a larger disk"
+NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"
 
 
 def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskForecast:
@@ -142,4 +142,4 @@ def check_disk(folder: Path, needed: DiskForecast, *, resumed: bool = False) -> 
             Fault(str(place), f"{size_text(free)} are free; {least_words(needed)}", NO_ROOM, code="SF-DISK-FULL")
         )
     if free < needed.total:
-        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: free some, or lower checkpoint.keep"
+        yield f"{size_text(free)} are free at {place}; {disk_words(needed)}: make room, or lower checkpoint.keep"

@@ -168,8 +168,8 @@ def _say_resume_point(
     """Say where the run resumes. This replaces the plan and the audit, which the first start has shown."""
     changed = [] if existing.plan is None else plan_changes(existing.plan, plan)
     after, total = checkpoint.step, timetable.total_steps
-    here = f"after step {after:,} of {total:,}" if after < total else f"at the end, step {total:,}"
-    console.say(f"the run is {here}; the plan is {'unchanged except for:' if changed else 'unchanged'}")
+    here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
+    console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
     for line in changed:
         console.say(f"  {line}")
 

@@ -39,7 +39,7 @@ def roll_back(run: Path, data: Task, rollbacks: Sequence[Rollback], error: Steps
     Raises EnvironmentFault if the disk cannot be written.
     """
     if len(rollbacks) >= MOST:
-        return f"guard.rollback: the run was rolled back {times(len(rollbacks))} already, and ends here"
+        return f"guard.rollback: the run went back {times(len(rollbacks))} already, and ends here"
     checkpoint = _last_healthy(run, rollbacks)
     if checkpoint is None:
         return "guard.rollback: there is no healthy checkpoint to go back to"
@@ -84,7 +84,7 @@ class Recorded:
     @property
     def sentence(self) -> str:
         one = self.rollback
-        back = f"rolled back from step {one.lost} to checkpoint-{one.back_to}"
+        back = f"went back from step {one.lost} to checkpoint-{one.back_to}"
         steps = f"steps {one.back_to + 1} to {one.lost} are repeated with the data that follows"
         skipped = f"{len(self.examples)} examples are skipped ({example_list(self.examples)}; all are in {RECORD})"
         return f"{back}: {steps}, {skipped}; {self.why}"
@@ -125,7 +125,7 @@ def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Ro
     checkpoint, rejected = newest_verified(run, partial(leads_to, rollbacks))
     if checkpoint is None:
         step = min(one.back_to for one in rollbacks)
-        what = f"the run was rolled back to checkpoint-{step}, but neither that nor an older one exists"
+        what = f"the run went back to checkpoint-{step}, and neither that nor an older one is there"
         raise IntegrityError(
             Fault(
                 str(run / RECORD),

@@ -1,13 +1,13 @@
-"""The arithmetic of GRPO and its relatives: advantages of a group's answers, and the loss. No critic.
+"""Advantages and losses of GRPO and its relatives. No critic.
 
-    A_i = (s_i - baseline) / (deviation + 1e-4)             baseline and deviation as the loss's row says
+    A_i = (s_i - baseline) / (deviation + 1e-4)             baseline and deviation as in the loss's row
 
     r    = exp(log p - log p_old)                           of a token (ratio "token"),
            exp of its mean over an answer's tokens          ("sequence", GSPO),
            exp of its sum over an answer's tokens           ("answer", RLOO)
-    l_t  = -min(r A, clip(r, 1 - low, 1 + high) A)          or, where the ratio weighs (CISPO),
-           -sg(min(r, 1 + high)) A log p_t                  sg: no gradient
-    k3_t = p_ref / p - 1 - log(p_ref / p)                   Schulman 2020, where the penalty is in the loss
+    l_t  = -min(r A, clip(r, 1 - low, 1 + high) A)          or, if the ratio is a weight (CISPO),
+           -sg(min(r, 1 + high)) A log p_t                  sg: stop gradient
+    k3_t = p_ref / p - 1 - log(p_ref / p)                   Schulman 2020, if the penalty is in the loss
     loss = sum over tokens of w_t (c_t l_t + kl * k3_t) / weight
 
     mean       w_t                    weight
@@ -15,11 +15,11 @@
     answers    1 / tokens of its answer   answers of the step
     limit      1 / max_new_tokens     answers of the step
 
-c_t corrects for the engine that drew the answers (`surefoot.methods.losses.mismatch`), 1 where nothing is corrected.
-Sources stand in `surefoot.method_facts.losses.GROUP_LOSSES`. Everything is a sum that the step divides by the weight of
-all micro-batches of all ranks, so the split never changes the result (trl#6439, prime-rl#2562, OpenRLHF#1249).
+c_t is the importance weight of the sampling engine (`surefoot.methods.losses.mismatch`), 1 without a correction.
+Sources are in `surefoot.method_facts.losses.GROUP_LOSSES`. Everything is a sum that the step divides by the weight of
+all micro-batches of all ranks, so the result does not depend on the split (trl#6439, prime-rl#2562, OpenRLHF#1249).
 
-Shapes: N response tokens of a batch, V vocabulary, B answers of it; P groups of G answers in a rollout.
+Shapes: N response tokens of a batch, V vocabulary, B answers of a batch; P groups of G answers in a rollout.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from surefoot.methods.losses.mismatch import kept_alone
 from surefoot.methods.losses.ppo import chosen_logprobs, entropy_seen, log_distribution
 from surefoot.training.objective import LossSum, Objective
 
-Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at the answers' places, targets [N]
-_LEAST = 1e-4  # added to a deviation, as in the published code
+Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at the answers' positions, targets [N]
+_EPS = 1e-4  # added to a deviation, as in the published code
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """The constants of a loss of stage grpo.
+    """Constants of a loss of stage grpo.
 
-    facts: of the loss.
-    clip_low, clip_high: how far a ratio may go below and above 1; low None: as far as it likes.
-    kl: coefficient of the penalty in the loss; 0 where it is in the score, or there is none.
-    temperature: at which the answers were drawn.
-    limit: longest answer in tokens.
+    facts: facts of the loss.
+    clip_low, clip_high: maximum distance of a ratio below and above 1; None: unlimited.
+    kl: coefficient of the penalty in the loss; 0 if it is in the score, or there is none.
+    temperature: sampling temperature of the answers.
+    limit: maximum length of an answer in tokens.
     """
 
     facts: GroupLossFacts
@@ -63,15 +63,15 @@ class GroupSettings:
 
 
 def group_objective(settings: GroupSettings, policy: Logits) -> Objective:
-    """The loss as an objective for `GroupBatch`.
+    """Make the loss as an objective for `GroupBatch`.
 
-    policy: how the step's model is asked for logits.
+    policy: computes logits with the step's model.
     """
 
     def group_loss(model: nn.Module, batch: GroupBatch) -> LossSum:
-        """Summed as above. sums, each a mean over the answers' tokens once divided by the weight: entropy, ratio,
-        clip_low, clip_high (shares cut), approx_kl of the old policy from the new one, and kl where it is in the
-        loss."""
+        """Sum the loss as defined above. sums, each a mean over the answers' tokens once divided by the weight:
+        entropy, ratio, clip_low, clip_high (fractions clipped), approx_kl of the old policy from the new one, and kl if
+        it is in the loss."""
         logits, targets = policy(model, batch.rows)
         with torch.autocast(logits.device.type, enabled=False):
             everything = kept_alone(log_distribution(logits, settings.temperature), batch.kept)
@@ -84,7 +84,7 @@ def group_objective(settings: GroupSettings, policy: Logits) -> Objective:
 
 @dataclass(frozen=True)
 class GroupTerms:
-    """Of a batch: its summed loss, the sums that are logged, and what each token counts for among them, [N]."""
+    """A batch's summed loss, the logged sums, and the weight of each token in them, [N]."""
 
     loss: torch.Tensor
     sums: dict[str, torch.Tensor]
@@ -92,7 +92,7 @@ class GroupTerms:
 
 
 def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBatch) -> GroupTerms:
-    """logprobs: of the answers' tokens, [N], differentiable."""
+    """Compute loss and sums. logprobs: log-probabilities of the answers' tokens, [N], differentiable."""
     facts = settings.facts
     answer = answers_of(batch.rows)
     counts = logprobs.new_zeros(len(batch.counted)).index_add_(0, answer, torch.ones_like(logprobs))
@@ -129,7 +129,7 @@ def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBat
 
 
 def _ratio(facts: GroupLossFacts, moved: torch.Tensor, answer: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Of each token, [N]; tokens of one answer share theirs where it is the answer's."""
+    """Ratio of each token, [N]; for sequence and answer ratios all tokens of an answer have the same."""
     if facts.ratio == "token":
         return moved.exp()
     sums = torch.zeros_like(counts).index_add(0, answer, moved)
@@ -137,17 +137,17 @@ def _ratio(facts: GroupLossFacts, moved: torch.Tensor, answer: torch.Tensor, cou
 
 
 def answers_of(rows: Batch) -> torch.Tensor:
-    """[N]: in which row each of the answers' tokens stands."""
+    """Row index of each response token, [N]."""
     return (rows.targets != IGNORE).nonzero()[:, 0]
 
 
 def group_advantages(scores: torch.Tensor, facts: GroupLossFacts) -> torch.Tensor:
-    """Of every answer, [P, G] in fp64.
+    """Return the advantage of every answer, [P, G] in fp64.
 
-    scores: [P, G]; not finite where an answer has none: it is left out of baseline and deviation, and gets 0.
-    facts: whose baseline and scale are taken.
+    scores: [P, G]; not finite if an answer has none: it is excluded from baseline and deviation, and gets 0.
+    facts: defines baseline and scale.
 
-    An answer with nothing to compare it with gets 0.
+    An answer without others to compare with gets 0.
     """
     scores = scores.double()
     known = scores.isfinite()
@@ -163,16 +163,16 @@ def group_advantages(scores: torch.Tensor, facts: GroupLossFacts) -> torch.Tenso
         baseline, compared = values.sum() / known.sum().clamp(min=1), known.sum() > 1
     found = values - baseline
     if facts.scale == "group":
-        found = found / (_deviation(values, known, own) + _LEAST)
+        found = found / (_deviation(values, known, own) + _EPS)
     elif facts.scale == "step":
         every = known.sum()
         spread = _deviation(values.reshape(1, -1), known.reshape(1, -1), every.reshape(1, 1))
-        found = found / (spread + _LEAST)
+        found = found / (spread + _EPS)
     return found.where(known & compared, 0.0)
 
 
 def _deviation(values: torch.Tensor, known: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Of each row's known values, with n - 1 in the denominator; 0 for a single one."""
+    """Standard deviation of each row's known values, with n - 1 in the denominator; 0 for a single value."""
     mean = values.sum(dim=1, keepdim=True) / count.clamp(min=1)
     squares = (values - mean).where(known, 0.0).square().sum(dim=1, keepdim=True)
     return (squares / (count - 1).clamp(min=1)).sqrt()
@@ -194,7 +194,7 @@ def pass_at_k(passed: torch.Tensor, drawn: torch.Tensor, k: int) -> float:
 
 
 def without_spread(scores: torch.Tensor) -> torch.Tensor:
-    """[P, G] -> [P] bool: groups whose known scores are all the same, so that nothing can be learned from them."""
+    """[P, G] -> [P] bool: groups whose known scores are all equal, from which nothing can be learned."""
     known = scores.isfinite()
     top = scores.where(known, -torch.inf).max(dim=1).values
     bottom = scores.where(known, torch.inf).min(dim=1).values
@@ -215,7 +215,7 @@ def overlong_penalty(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Te
 def penalised(
     scores: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor, kl: float
 ) -> torch.Tensor:
-    """Scores less kl times the answer's sum of log p - log p_ref, where the penalty is in the score.
+    """Subtract kl times the sum of log p - log p_ref over the answer, if the penalty is in the score.
 
     scores: [E]. logprobs, reference, real: [E, R], R tokens of the longest answer.
     """

@@ -1,17 +1,17 @@
-"""KTO: learning from answers that are each judged good or bad, without pairs (Ethayarajh et al. 2024).
+"""KTO: learning from single answers labelled good or bad (Ethayarajh et al. 2024).
 
 With g = log p(y|x) - log q(y|x) between policy p and reference q, and s the logistic function, the loss of an answer is
 
     good   w_good (1 - s(b (g - z)))          bad   w_bad (1 - s(b (z - g)))        1 - s(x) = s(-x)
 
-z is the KL divergence of policy from reference, estimated as max(0, mean of g over prompts with answers that belong to
-others of them), without gradient. It is one number for a whole optimizer step: estimated anew for each micro-batch, as
-other tools do, it would make the loss depend on how the step is split.
+z is the KL divergence of policy from reference, estimated as max(0, mean of g over prompts with answers to other
+prompts), without gradient. It is one number per optimizer step: estimated per micro-batch, as other tools do, it would
+make the loss depend on how the step is split.
 
-In `sums`, means over the good and over the bad answers of the step: reward_good, reward_bad (b g), their difference
-reward_margin, logp_good, logp_bad, and kl. A step without good or without bad answers has none of the names that would
-need them. reward_accuracy: share of answers on their own side of z, good ones above and bad ones below; a tie counts
-one half.
+`sums` are means over the good and over the bad answers of the step: reward_good, reward_bad (b g), their difference
+reward_margin, logp_good, logp_bad, and kl. A step without good or without bad answers lacks the names that would need
+them. reward_accuracy: fraction of answers on the right side of z, good ones above and bad ones below; a tie counts one
+half.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Weights:
-    """The constants of KTO's loss.
+    """Constants of KTO's loss.
 
     beta: b above.
-    good, bad: of the answers.
+    good, bad: w_good and w_bad above.
     """
 
     beta: float
@@ -40,7 +40,7 @@ class Weights:
 
 
 def kto_loss(weights: Weights) -> Objective:
-    """For JudgedBatch, whose reference and KL must be known."""
+    """Make the objective for JudgedBatch, whose reference and KL must be set."""
 
     def objective(model: nn.Module, batch: JudgedBatch) -> LossSum:
         """Summed over answers."""
@@ -56,7 +56,7 @@ def kto_loss(weights: Weights) -> Objective:
 
 
 def answer_losses(ratio: torch.Tensor, good: torch.Tensor, kl: float, weights: Weights) -> torch.Tensor:
-    """Of each answer, [B].
+    """Loss of each answer, [B].
 
     ratio: log p/q, [B].
     good: [B] bool.
@@ -72,7 +72,7 @@ def _sums(batch: JudgedBatch, logp: torch.Tensor, ratio: torch.Tensor, beta: flo
         "reward_accuracy": torch.where(batch.good, above, 1 - above).sum(),
         "kl": torch.full_like(ratio, batch.kl).sum(),
     }
-    # The step divides sums by all of its answers: a share turns that into a mean over its good or its bad ones.
+    # The step divides sums by the number of all answers; the share turns this into a mean over the good or the bad.
     for name, chosen, share in (("good", batch.good, batch.good_share), ("bad", ~batch.good, batch.bad_share)):
         if share:
             found[f"reward_{name}"] = share * beta * (ratio * chosen).sum()

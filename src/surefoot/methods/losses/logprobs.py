@@ -1,19 +1,18 @@
-"""Log-probabilities of given answers, under the policy and under the reference that it is held to.
+"""Log-probabilities of given answers under the policy and the reference.
 
     log p(y | x) = sum over the answer's tokens t of log softmax(logits_t)[token_t]
 
-The head runs on the answers' positions alone, so no [B, T, V] tensor exists; softmax and sums are fp32 whatever the
-autocast dtype. The fp32 copy of the logits is made a few positions at a time: where no gradient is wanted it never
-exists as a whole, and where the head does not train either and is computed a few positions at a time
-(`surefoot.models.fast.chunked_head`), no logits of all positions do.
+The head runs only on the answers' positions, so no [B, T, V] tensor exists; softmax and sums are fp32 whatever the
+autocast dtype. The fp32 copy of the logits is made in chunks: without gradients it never exists as a whole, and with a
+frozen chunked head (`surefoot.models.fast.chunked_head`) the logits of all positions do not exist either.
 
-A reference is a function from rows to numbers, without gradient. `adapter_off` is the base under the policy's adapter
-and costs no memory; `frozen` is a model of its own. Dropout is off in both: a reference is one distribution, not a
-draw. Otherwise it runs as the policy does, inside the same autocast and with the same kernels, so that a policy that
-has not moved yet differs from it by nothing.
+A reference is a function from rows to log-probabilities, without gradient. `adapter_off` is the base under the policy's
+adapter and costs no memory; `frozen` is a separate model. Dropout is off in both: a reference is one distribution, not
+a sample. Otherwise it runs like the policy, with the same autocast and kernels, so that an untrained policy equals it
+exactly.
 
-Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. Of a packed row B is its
-documents and T the tokens of the longest of them: answers are summed over as in padded rows, one row for each.
+Shapes: B rows, T tokens of the longest one, N answer tokens of all rows, V vocabulary. For a packed row B is the number
+of documents and T the tokens of the longest: sums are computed as in padded rows, one row per document.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from surefoot.models.peft import PeftModel
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.training.objective import LossSum, Objective
 
-_POSITIONS = 1024  # of which an fp32 copy exists at once without gradients: half a GiB at 128 k words
+_POSITIONS = 1024  # positions per fp32 chunk without gradients: half a GiB with a vocabulary of 128 k
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,21 @@ class AnswerLogProbs:
 
     @property
     def means(self) -> torch.Tensor:
-        """Per token, [B]; 0 for a row without an answer."""
+        """Mean log-probability per token, [B]; 0 for a row without an answer."""
         return self.sums / self.tokens.clamp(min=1)
 
 
 def token_logprobs(model: nn.Module, rows: Batch) -> torch.Tensor:
-    """Log-probability of every answer token, where its predecessor stands as in `rows.targets`: [B, T] fp32,
-    differentiable, 0 elsewhere; of a packed row as its documents in padded rows."""
+    """Return the log-probability of every answer token at the position before it, as in `rows.targets`: [B, T] fp32,
+    differentiable, 0 elsewhere; for a packed row, as its documents in padded rows."""
     head = chunked_head(model)
     found = _plain(model, rows) if head is None or head.trains else _chunked(model, rows, head)
-    # Put back by place rather than added up by row: adding by index has no fixed order on a GPU.
+    # Scattered by position instead of index_add by row, which has no fixed order on a GPU.
     return in_rows(found.new_zeros(rows.targets.shape).masked_scatter(rows.targets != IGNORE, found), rows)
 
 
 def _plain(model: nn.Module, rows: Batch) -> torch.Tensor:
-    """[N], of the answer tokens in their order."""
+    """Log-probabilities of the answer tokens in order, [N]."""
     logits, targets = supervised_logits(model, rows)
     with torch.autocast(logits.device.type, enabled=False):
         parts = zip(logits.split(_POSITIONS), targets.split(_POSITIONS), strict=True)
@@ -74,13 +73,13 @@ def _plain(model: nn.Module, rows: Batch) -> torch.Tensor:
 
 
 def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
-    """The same, for a head that does not train: what a token counts for is known in the backward pass alone."""
+    """The same for a frozen head. With a trained head the weight of a token is only known in the backward pass."""
     places, targets = supervised_places(rows)
     return -token_losses(hidden_at(model, rows, places), head, targets)
 
 
 def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:
-    """Of each row's answer as a whole."""
+    """Return the log-probability of each row's answer."""
     answered = in_rows((rows.targets != IGNORE).float(), rows)
     return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), answered.sum(dim=1))
 
@@ -89,7 +88,7 @@ Reference = Callable[[Batch], torch.Tensor]  # B rows on the model's device -> [
 
 
 def with_reference(objective: Objective, reference: Reference) -> Objective:
-    """The objective, for batches whose reference log-probabilities are not known yet as well."""
+    """Wrap the objective so that it computes missing reference log-probabilities."""
 
     def known(model: nn.Module, batch: PairBatch | JudgedBatch) -> LossSum:
         if batch.reference is None:
@@ -100,12 +99,12 @@ def with_reference(objective: Objective, reference: Reference) -> Objective:
 
 
 def frozen(model: nn.Module) -> Reference:
-    """Of a model as it is."""
+    """Use a separate model as the reference."""
     return _under(model, nullcontext)
 
 
 def adapter_off(policy: PeftModel) -> Reference:
-    """Of the base under the policy's adapter."""
+    """Use the base under the policy's adapter as the reference."""
     trunk = SharedBackbone(policy)
     return _under(policy, lambda: trunk.use_adapter(None))
 

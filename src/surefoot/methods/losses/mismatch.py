@@ -1,18 +1,18 @@
-"""How far the engine that drew the answers is from the code that learns from them, and weights that correct for it.
+"""Mismatch between the engine that samples answers and the training code, and importance weights that correct it.
 
-With p the probability of a drawn token in the code that learns, under the weights that drew it, and q in the engine:
+With p the probability of a sampled token in the training code, under the weights that sampled it, and q in the engine:
 
     r_t   = p_t / q_t                                        of a token; sequence: the product over its answer
     k3    = mean of r_t - 1 - log r_t                        estimates KL(q, p), Schulman 2020
-    size  = (sum r_t)^2 / (n sum r_t^2)                      effective sample size as a share, Kish 1965
-    truncate    w = clip(r, low, high)                       Ionides 2008; of engines: Yao et al. 2025 (TIS)
-    mask        w = r where low <= r <= high, else 0         Ling Team 2025, arXiv 2510.18855 (IcePop)
+    size  = (sum r_t)^2 / (n sum r_t^2)                      effective sample size as a fraction, Kish 1965
+    truncate    w = clip(r, low, high)                       Ionides 2008; for engines: Yao et al. 2025 (TIS)
+    mask        w = r if low <= r <= high, else 0            Ling Team 2025, arXiv 2510.18855 (IcePop)
 
-The weight multiplies what is learned of a token, and not its penalty. The four corrections are TRL's
+The weight multiplies a token's policy loss, not its penalty. The four corrections are TRL's
 `vllm_importance_sampling_mode`, low and high its `vllm_importance_sampling_clip_min` and `..._max`.
 
-Where the engine draws from some tokens alone (top_p, top_k), p and q are both probabilities among these: p / q would
-else be too small by their share of all probability in every token (trl#6789). `kept_alone` does that for p.
+If the engine samples from a subset of tokens (top_p, top_k), p and q are both probabilities within the subset;
+otherwise p / q would be too small by the subset's probability at every token (trl#6789). `kept_alone` renormalizes p.
 
 Shapes: E answers, R tokens of the longest, N tokens, V vocabulary, M kept tokens of all N.
 """
@@ -25,22 +25,22 @@ import torch
 
 from surefoot.method_facts.losses import CorrectionKind
 
-_NEVER = -1e30  # log-probability of what cannot be drawn: its exponential is 0, and 0 times it is 0
+_NEVER = -1e30  # log-probability of excluded tokens; unlike -inf, 0 times it is 0
 
 
 @dataclass(frozen=True)
 class Correction:
-    """low, high: how far below and above 1 a ratio may be; None: as far as it likes."""
+    """Importance weights. low, high: bounds of the ratio; None: unbounded."""
 
     kind: CorrectionKind
     low: float | None
     high: float | None
 
     def weights(self, apart: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Of every token, [E, R], and the share of them whose ratio was out of bounds.
+        """Return the weight of every token, [E, R], and the fraction of ratios out of bounds.
 
         apart: log r, [E, R].
-        real: [E, R] bool, which places are answers' tokens.
+        real: [E, R] bool, True at answer tokens.
         """
         moved = apart.double().where(real, 0.0)
         if self.kind.startswith("sequence"):
@@ -52,10 +52,10 @@ class Correction:
 
 
 def mismatch(logprobs: torch.Tensor, drawn: torch.Tensor, real: torch.Tensor) -> dict[str, float]:
-    """Mean and largest |log r|, k3 and effective sample size, over the tokens of which the engine tells.
+    """Return mean and largest |log r|, k3 and effective sample size over the tokens with known engine probabilities.
 
-    logprobs, drawn: [E, R], of the code that learns and of the engine; the latter NaN where it cannot tell.
-    real: [E, R] bool, which places are answers' tokens.
+    logprobs, drawn: [E, R], of the training code and of the engine; the latter NaN if unknown.
+    real: [E, R] bool, True at answer tokens.
     """
     known = real & ~drawn.isnan()
     if not known.any():
@@ -71,9 +71,9 @@ def mismatch(logprobs: torch.Tensor, drawn: torch.Tensor, real: torch.Tensor) ->
 
 
 def kept_alone(log_p: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """[N, V] log-probabilities among all tokens -> the same among those that could be drawn.
+    """Renormalize log-probabilities [N, V] over the tokens that could be sampled.
 
-    kept: [2, M], token and what could be drawn in its place; None: everything.
+    kept: [2, M], position and token that could be sampled there; None: everything.
     """
     if kept is None:
         return log_p

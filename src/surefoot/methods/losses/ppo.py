@@ -1,4 +1,4 @@
-"""The arithmetic of proximal policy optimisation: rewards, advantages, the KL coefficient and the loss.
+"""Proximal policy optimization: rewards, advantages, the KL coefficient and the loss.
 
     reward_t    = -kl * (log p(t) - log p_ref(t)), and at the last token also the clipped score of the answer
     delta_t     = reward_t + gamma * V_{t+1} - V_t          V after the last token is 0
@@ -10,17 +10,16 @@
     value  = sum of 0.5 * max((V - R)^2, (clip(V, V_old ± value_clip) - R)^2)
     loss   = policy + value - entropy * H(p) + unsup * (cross entropy of texts)
 
-    e       = clip(KL / target - 1, ±0.2)                    the coefficient rises while answers are too far away
+    e       = clip(KL / target - 1, ±0.2)                    the coefficient rises while the KL is above its target
     next kl = kl * (1 + e * answers / horizon)
 
-(Schulman et al. 2016 and 2017; Ziegler et al. 2019; Stiennon et al. 2020; DeepSpeed-Chat's forms and constants.) Policy
-and critic have no parameter in common, so their losses add up without weighing against each other. The score falls on
-the last token that the answer really has; DeepSpeed-Chat's own code reaches one token past it where an answer ends
-before the limit.
+(Schulman et al. 2016 and 2017; Ziegler et al. 2019; Stiennon et al. 2020; with DeepSpeed-Chat's form and constants.)
+Policy and critic share no parameters, so their losses can simply be added. The score is added to the last token of the
+answer; DeepSpeed-Chat's code adds it one token later if an answer ends before the limit.
 
 Shapes: N response tokens of a batch, V vocabulary, B rows, T tokens of the longest row. E episodes (answers), R tokens
-of the longest one: tables [E, R] begin with the answer's first token, and `real` is True where the answer has one.
-Columns beyond an answer are ignored, whatever stands there, and come out as 0.
+of the longest one: tables [E, R] begin with the answer's first token, and `real` is True at its tokens. Values in other
+columns are ignored, and come out as 0.
 """
 
 from __future__ import annotations
@@ -37,21 +36,19 @@ from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.data.batching.rollouts import PpoBatch
 from surefoot.training.objective import LossSum, Objective
 
-Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at supervised places, targets [N]
-Values = Callable[[Any, Batch], torch.Tensor]  # of the state before every token: [B, T] fp32
+Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at supervised positions, targets [N]
+Values = Callable[[Any, Batch], torch.Tensor]  # values of the state before every token: [B, T] fp32
 
-_ROWS = (
-    32  # whose probabilities exist at once where the entropy is only logged: 4 MiB at 32 k words, which a cache holds
-)
+_ROWS = 32  # rows per chunk if the entropy is only logged: 4 MiB with a vocabulary of 32 k, which fits a cache
 
 
 @dataclass(frozen=True)
 class PpoSettings:
-    """The constants of PPO's loss.
+    """Constants of PPO's loss.
 
-    ratio_clip, value_clip: see above; a value_clip of None lets values move freely.
+    ratio_clip, value_clip: see above; value_clip None: unclipped.
     entropy, unsup: coefficients.
-    temperature: at which the answers were drawn; the policy that is improved is the one that draws.
+    temperature: sampling temperature of the answers; the optimized policy is the sampling one.
     """
 
     ratio_clip: float
@@ -62,14 +59,14 @@ class PpoSettings:
 
 
 def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objective:
-    """PPO's loss as an objective for `PpoBatch`.
+    """Make PPO's loss as an objective for `PpoBatch`.
 
-    actor, critic: how the step's model is asked for the policy's logits and for the critic's values.
+    actor, critic: compute the policy's logits and the critic's values with the step's model.
     """
 
     def ppo_loss(model: nn.Module, batch: PpoBatch) -> LossSum:
         """Summed over response tokens. sums: policy_loss, value_loss, entropy, ratio, clip_fraction, approx_kl (of the
-        old policy from the new one), each to be divided by the response tokens; text_loss where texts are mixed in."""
+        old policy from the new one), each to be divided by the response tokens; text_loss if texts are mixed in."""
         logits, targets = actor(model, batch.rows)
         values = at_places(critic(model, batch.rows), batch.rows)
         with torch.autocast(logits.device.type, enabled=False):
@@ -80,7 +77,7 @@ def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objec
             value = value_loss(values.float(), batch.old_values, batch.returns, settings.value_clip)
             loss = policy + value - settings.entropy * entropy
             found = {"policy_loss": policy, "value_loss": value, "entropy": entropy, **sums}
-        if settings.unsup > 0:  # every batch reports it, also one without a text: ranks add up the same names
+        if settings.unsup > 0:  # reported by every batch, also without a text: ranks must add up the same names
             text = policy * 0 if batch.text is None else _text_loss(model, batch.text, actor) * batch.text_share
             loss, found["text_loss"] = loss + settings.unsup * text, text
         return LossSum(loss, {name: sum_.detach() for name, sum_ in found.items()})
@@ -91,7 +88,7 @@ def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objec
 def policy_loss(
     logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped loss summed, and the sums of ratio, clip_fraction and approx_kl; all arguments [N]."""
+    """Return the summed clipped loss, and the sums of ratio, clip_fraction and approx_kl; all arguments [N]."""
     moved = logprobs - old
     ratio = moved.exp()
     free, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip)
@@ -105,7 +102,7 @@ def policy_loss(
 
 
 def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Summed; all arguments [N]."""
+    """Return the summed clipped value loss; all arguments [N]."""
     free = (values - returns).square()
     if clip is None:
         return 0.5 * free.sum()
@@ -114,7 +111,7 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
 
 
 def log_distribution(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """log p of every token at every place, [N, V], in fp32 or what is wider."""
+    """Return log p of every token at every position, [N, V], in fp32 or wider."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return (wide if temperature == 1 else wide / temperature).log_softmax(dim=-1)
 
@@ -125,22 +122,22 @@ def chosen_logprobs(log_p: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def token_entropy(log_p: torch.Tensor) -> torch.Tensor:
-    """[N, V] -> [N], in nats."""
+    """Entropy of each position in nats, [N, V] -> [N]."""
     return -(log_p.exp() * log_p).sum(dim=-1)
 
 
 @torch.no_grad()
 def entropy_seen(log_p: torch.Tensor, share: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum of `token_entropy` to be logged, not learned: a few rows at a time, so that no second [N, V] exists.
+    """Return the sum of `token_entropy` for logging, in chunks, so that no second [N, V] exists.
 
-    share: what each row counts for, [N]; None: 1.
+    share: weight of each row, [N]; None: 1.
     """
     parts = [token_entropy(rows) for rows in log_p.split(_ROWS)]
     return torch.stack([part.sum() for part in parts]).sum() if share is None else (torch.cat(parts) * share).sum()
 
 
 def at_places(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """[B, T] -> [N]: at the positions whose next token is supervised, row by row."""
+    """Select the positions whose next token is supervised, row by row: [B, T] -> [N]."""
     return values.flatten()[batch.targets.flatten() != IGNORE]
 
 
@@ -150,25 +147,25 @@ def _text_loss(model: nn.Module, text: Batch, actor: Logits) -> torch.Tensor:
         return F.cross_entropy(logits.float(), targets, reduction="sum")
 
 
-_LARGEST = 5.0  # log of the largest ratio that an estimate of distance counts
+_LARGEST = 5.0  # largest log ratio that an estimate of distance counts
 
 
 def response_mask(lengths: torch.Tensor, width: int) -> torch.Tensor:
-    """lengths [E] -> real [E, width]."""
+    """Return True at each answer's tokens: lengths [E] -> [E, width]."""
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
 
 
 def answer_kl(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """[E]: sum over each answer of log p - log p_ref. Its mean estimates the KL of the policy from the reference; a
-    single answer's can be negative."""
+    """Return the sum over each answer of log p - log p_ref, [E]. Its mean estimates the KL of the policy from the
+    reference; for a single answer it can be negative."""
     return (logprobs - reference).where(real, 0.0).sum(dim=1)
 
 
 def answer_distance(logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """[E]: sum over each answer of r - 1 - log r with r = p_ref / p, which is never negative and estimates the same KL
-    (Schulman 2020, "Approximating KL Divergence", k3). For alarms: `answer_kl` falls below 0 where answers are drawn
-    otherwise than their log-probabilities say, and no bound would ever be passed. r is held below e^5, so that one odd
-    token is no alarm."""
+    """Return the sum over each answer of r - 1 - log r with r = p_ref / p, [E], which is never negative and estimates
+    the same KL (Schulman 2020, "Approximating KL Divergence", k3). Used for alarms: `answer_kl` falls below 0 if
+    answers are sampled differently from their log-probabilities, and would never exceed a bound. r is limited to e^5,
+    so that a single unusual token is no alarm."""
     moved = (reference - logprobs).where(real, 0.0)  # log r
     return (moved.clamp(max=_LARGEST).exp() - 1 - moved.clamp(max=_LARGEST)).sum(dim=1)
 
@@ -182,11 +179,10 @@ def token_rewards(
     kl: float,
     clip: float | None,
 ) -> torch.Tensor:
-    """[E, R].
+    """Return the reward of every token, [E, R].
 
-    scores: [E], one per answer.
-    clip: they are held between plus and minus this. An answer without a token has nowhere to put its score and gets
-        none.
+    scores: [E], one per answer. The score of an empty answer is dropped.
+    clip: limit of the absolute score; None: none.
     """
     rewards = (-kl * (logprobs - reference)).where(real, 0.0)
     bounded = scores if clip is None else scores.clamp(-clip, clip)
@@ -199,9 +195,9 @@ def token_rewards(
 def advantages_and_returns(
     rewards: torch.Tensor, values: torch.Tensor, real: torch.Tensor, *, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation, backwards over response tokens only: advantages and returns, [E, R] each.
+    """Generalized advantage estimation over response tokens: returns advantages and returns, [E, R] each.
 
-    values: of the state before each token.
+    values: value of the state before each token.
     """
     rewards, values = rewards.where(real, 0.0), values.where(real, 0.0)
     after = torch.zeros_like(rewards[:, 0])  # V_{t+1}
@@ -217,36 +213,36 @@ def advantages_and_returns(
 
 
 def whiten(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """To mean 0 and variance 1 over the real places; where all are the same, to 0. One that is no finite number makes
-    all of them NaN: the guard must see it."""
+    """Normalize to mean 0 and variance 1 over the real positions; to 0 if all are equal. A non-finite value makes all
+    of them NaN, so that the guard sees it."""
     count = real.sum()
     mean = values.where(real, 0.0).sum() / count
     centred = (values - mean).where(real, 0.0)
     variance = centred.square().sum() / count
-    # A spread of rounding errors alone is no spread: it must not be blown up to 1.
+    # A variance of rounding errors must not be scaled to 1.
     least = (torch.finfo(values.dtype).eps * mean.abs()).square()
-    scale = torch.where(variance <= least, 0.0, variance.rsqrt())  # NaN is no spread of rounding errors, and stays
+    scale = torch.where(variance <= least, 0.0, variance.rsqrt())  # NaN stays NaN
     return (centred * scale).where(real, 0.0)
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, real: torch.Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the real places: 1 for a perfect critic, 0 for a constant one; 0
-    where the returns do not vary."""
+    """Return 1 - Var(returns - values) / Var(returns) over the real positions: 1 for a perfect critic, 0 for a constant
+    one, and 0 if the returns do not vary."""
     found, wanted = values[real].double(), returns[real].double()
     spread = wanted.var(correction=0)
     return float(1 - (wanted - found).var(correction=0) / spread) if spread > 0 else 0.0
 
 
-_MOST = 0.2  # how much of one horizon's change a single rollout may ask for; the paper's
+_MOST = 0.2  # limit of the relative error, from the paper
 
 
 def next_coefficient(now: float, kl: float, *, target: float | None, horizon: float, answers: int) -> float:
-    """The KL coefficient of the next rollout, by the controller above.
+    """Return the KL coefficient of the next rollout.
 
-    kl: mean KL per answer of the last rollout, of so many answers.
-    target: None leaves the coefficient as it is.
+    kl: mean KL per answer of the last rollout, with `answers` answers.
+    target: None leaves the coefficient unchanged.
 
-    A factor is never negative: a rollout as large as five horizons takes the coefficient to 0 at most.
+    The factor is never negative: a rollout of at least five horizons can at most set the coefficient to 0.
     """
     if target is None:
         return now

@@ -1,7 +1,7 @@
-"""Learning from pairs of a better and a worse answer: DPO and its relatives.
+"""Losses of pairs of answers: DPO and its relatives.
 
-With c and r the better (chosen) and the worse (rejected) answer, log p of the policy, log q of the reference, |y| the
-tokens of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the logistic function, a pair's loss is
+With c and r the chosen and the rejected answer, log p of the policy, log q of the reference, |y| the number of tokens
+of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the logistic function, a pair's loss is
 
     sigmoid   -(1 - e) log s(b d) - e log s(-b d)       DPO, Rafailov et al. 2023; e: label smoothing, Mitchell 2023
     hinge     max(0, 1 - b d)                           SLiC-HF, Zhao et al. 2023
@@ -10,12 +10,12 @@ tokens of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the
     orpo      -b log s(log odds(c) - log odds(r)), odds = P / (1 - P), log P = log p(y) / |y|     Hong et al. 2024
     cpo       -(1 - e) log s(b h) - e log s(-b h), h = log p(c) - log p(r)     Xu et al. 2024
 
-plus `sft` times the cross entropy of the better answers, a mean over the tokens of all of them in the optimizer step.
-ORPO and CPO have that at 1 by definition. A loss is a row of LOSSES beside its row of facts, never a branch.
+plus `sft` times the cross entropy of the chosen answers, a mean over all their tokens in the optimizer step. ORPO and
+CPO include it with weight 1 by definition. A loss is a row of LOSSES and a row of facts, never a branch.
 
-In `sums` stand the rewards that a loss implies: b times log p/q of an answer or, without a reference, b log p / |y|
-(orpo, simpo) or b log p (cpo). reward_accuracy counts pairs whose better answer has the higher reward; a tie, such as
-every pair before step 1, counts one half, as chance would have it (TRL counts it 0).
+`sums` contain the rewards that a loss implies: b times log p/q of an answer or, without a reference, b log p / |y|
+(orpo, simpo) or b log p (cpo). reward_accuracy counts pairs whose chosen answer has the higher reward; a tie, as for
+every pair before step 1, counts one half (TRL counts 0).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from surefoot.training.objective import LossSum, Objective
 class Pairs:
     """Log-probabilities and token counts of P pairs, each [P].
 
-    chosen, rejected: of the better and of the worse answers under the policy.
-    chosen_reference, rejected_reference: the same under the reference; None for a loss that has none.
+    chosen, rejected: log-probabilities under the policy.
+    chosen_reference, rejected_reference: the same under the reference; None for a loss without one.
     chosen_tokens, rejected_tokens: tokens of each answer, fp32.
     """
 
@@ -72,11 +72,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the formulas above, each under its name in the config's `alignment`.
+    """Constants of the formulas above, named as in the config's `alignment`.
 
     beta: b above.
-    label_smoothing: e, of sigmoid and cpo.
-    margin: m, of simpo.
+    label_smoothing: e, for sigmoid and cpo.
+    margin: m, for simpo.
     """
 
     beta: float
@@ -90,10 +90,10 @@ Rewards = Callable[[Pairs, Constants], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class PairLoss:
-    """The formulas of one loss; what it needs is a row of `surefoot.method_facts.losses.PAIR_LOSSES`.
+    """Formulas of one loss; its facts are a row of `surefoot.method_facts.losses.PAIR_LOSSES`.
 
-    loss: of each pair, [P].
-    rewards: that it implies, of the better and of the worse answers, [P] each.
+    loss: loss of each pair, [P].
+    rewards: implied rewards of the chosen and the rejected answers, [P] each.
     """
 
     loss: PerPair
@@ -101,37 +101,37 @@ class PairLoss:
 
 
 def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
-    """The objective of one of LOSSES, for PairBatch.
+    """Make the objective of one of LOSSES, for PairBatch.
 
-    name: of the loss.
-    constants: that it reads.
-    sft: weight of the cross entropy of the better answers, on top of what the loss has by itself.
+    name: name of the loss.
+    constants: its constants.
+    sft: weight of the cross entropy of the chosen answers, in addition to the loss's own.
     """
     return pair_objective(LOSSES[name], PAIR_LOSSES[name], constants, sft)
 
 
 def own_loss(loss: PerPair, name: str, facts: LossFacts) -> PairLoss:
-    """A loss of the user's own. Its rewards are DPO's, or SimPO's where it has no reference.
+    """Make a pair loss from a user's function. Its rewards are DPO's, or SimPO's without a reference.
 
     loss: (pairs, constants) -> [P].
-    name: what the config calls it, for the fault of a result of another shape.
+    name: its name in the config, for errors.
     facts: whether it has a reference.
     """
 
-    fix = "" if facts.reference else f"alignment.reference is {NO_REFERENCE}: there are no ratios to one"
+    fix = "" if facts.reference else f"alignment.reference is {NO_REFERENCE}: there are no ratios to a reference"
     checked = of_each_pair(loss, name, "alignment.loss", when_it_raises=fix)
     return PairLoss(checked, _over_reference if facts.reference else _per_token)
 
 
 def pair_objective(row: PairLoss, facts: LossFacts, constants: Constants, sft: float) -> Objective:
-    """The objective of a loss, for PairBatch; arguments as in `preference_loss`."""
+    """Make the objective of a loss, for PairBatch; arguments as in `preference_loss`."""
     weight = facts.sft + sft
 
     def objective(model: nn.Module, batch: PairBatch) -> LossSum:
-        """Summed over pairs. `batch.reference` must be known where the loss needs one."""
+        """Summed over pairs. `batch.reference` must be set if the loss needs it."""
         pairs = _pairs(model, batch, facts.reference)
         loss = row.loss(pairs, constants).sum()
-        if weight:  # a sum over tokens becomes a mean over those of the step once the step divides by its pairs
+        if weight:  # the step divides by its pairs; the share turns the sum over tokens into a mean over the step's
             loss = loss - weight * batch.answer_share * pairs.chosen.sum()
         with torch.no_grad():
             return LossSum(loss, _sums(pairs, row.rewards(pairs, constants)))
@@ -183,13 +183,13 @@ def _hinge(pairs: Pairs, constants: Constants) -> torch.Tensor:
 
 
 def _ipo(pairs: Pairs, constants: Constants) -> torch.Tensor:
-    """Per token, as the paper's authors told TRL that they meant it: a sum would grow with the answers' lengths."""
+    """Per token, as the paper's authors confirmed to TRL: a sum would grow with the answers' lengths."""
     difference = pairs.chosen_ratio / pairs.chosen_tokens - pairs.rejected_ratio / pairs.rejected_tokens
     return (difference - 1 / (2 * constants.beta)) ** 2
 
 
 def _cpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
-    """DPO's loss with the reference taken to be uniform, which drops out of the difference."""
+    """DPO's loss with a uniform reference, which cancels in the difference."""
     return _smoothed(constants.beta * (pairs.chosen - pairs.rejected), constants.label_smoothing)
 
 
@@ -203,8 +203,8 @@ def _orpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
 
 
 def _log_odds(logp: torch.Tensor) -> torch.Tensor:
-    """log(P / (1 - P)) from log P < 0. 1 - P is written with expm1, which keeps digits where P is near 1; beyond what
-    fp32 can tell from 1, P is held at that."""
+    """log(P / (1 - P)) from log P < 0. 1 - P is computed with expm1, which is accurate for P near 1; P is limited to
+    the largest fp32 value below 1."""
     logp = logp.clamp(max=-torch.finfo(logp.dtype).eps)
     return logp - torch.log(-torch.expm1(logp))
 
@@ -222,10 +222,10 @@ def _summed(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Ten
 
 
 def check_references(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts]) -> None:
-    """Compute each loss for a pair that has no reference: one that says it needs none would fail in step 1, and one
-    that says it needs one would open a second model in vain.
+    """Compute each loss for a pair without reference: a loss that wrongly claims to need none would fail in step 1, and
+    one that wrongly claims to need one would load a second model for nothing.
 
-    Raises RuntimeError, where this module is imported, for a loss whose facts say otherwise than its formulas.
+    Raises RuntimeError at import for a loss whose facts contradict its formulas.
     """
     one = torch.ones(1)
     alone, constants = Pairs(-2 * one, -3 * one, None, None, one, one), Constants(beta=1.0)
@@ -234,12 +234,12 @@ def check_references(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFac
             row.loss(alone, constants)
             row.rewards(alone, constants)
             compares = False
-        except (ValueError, TypeError):  # of `_ratio`, or of arithmetic with None
+        except (ValueError, TypeError):  # from `_ratio`, or arithmetic with None
             compares = True
         if compares != facts[name].reference:
-            found = "its loss or its rewards compare with one" if compares else "neither its loss nor its rewards do"
-            said = f"surefoot.method_facts.losses.PAIR_LOSSES says reference={facts[name].reference} of {name!r}"
-            raise RuntimeError(f"{said}, and {found}")
+            found = "its loss or rewards use one" if compares else "neither its loss nor its rewards use one"
+            claim = f"surefoot.method_facts.losses.PAIR_LOSSES has reference={facts[name].reference} for {name!r}"
+            raise RuntimeError(f"{claim}, but {found}")
 
 
 LOSSES: Mapping[str, PairLoss] = joined(

@@ -1,17 +1,17 @@
-"""Reward models: of two answers to one prompt, the better one gets the higher score (Bradley and Terry 1952).
+"""Losses of reward models: the better of two answers to a prompt should get the higher score (Bradley and Terry 1952).
 
     last        loss = - log sigmoid(r_b - r_w),  r the value at the last token of an answer (Ouyang et al. 2022)
     divergence  loss = mean over t in [first, end) of - log sigmoid(v_b[t] - v_w[t])  (DeepSpeed-Chat, reward_model.py)
     center      adds c (r_b + r_w)^2, which keeps scores around 0 (Eisenstein et al. 2023, arXiv 2312.09244)
 
-first: the first token in which the two rows differ. end: where the longer one ends. DeepSpeed-Chat looks for both ends
-by PAD's id, and behind the end of the shorter answer compares with values that its padding happens to have. Here the
-ends are known, so PAD may be any token; and an answer that has ended keeps the value of its last token. Where both are
-equally long this is the published loss.
+first: the first token in which the two rows differ. end: the end of the longer row. DeepSpeed-Chat finds both ends by
+PAD's id, and after the end of the shorter answer it compares with the values of padding. Here the ends are known, so
+PAD may be any token, and an answer that has ended keeps the value of its last token. For equal lengths this is the
+published loss.
 
-Identical answers say nothing: their loss is log 2, without a gradient.
+Identical answers carry no information: their loss is log 2, without a gradient.
 
-Shapes: P pairs, T tokens, values [2P, T] with the better answers' rows first.
+Shapes: P pairs, T tokens, values [2P, T] with the chosen answers' rows first.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from surefoot.training.objective import LossSum, Objective
 
 @dataclass(frozen=True)
 class Pairs:
-    """lengths: [P] real tokens of either row.
+    """Values of P pairs.
 
-    common: [P] tokens that both begin with.
+    better, worse: values of the two rows, [P, T].
+    better_lengths, worse_lengths: real tokens of the rows, [P].
+    common: length of the common prefix, [P].
     """
 
     better: torch.Tensor  # [P, T]
@@ -50,17 +52,17 @@ class Pairs:
 
     @property
     def better_score(self) -> torch.Tensor:
-        """[P], the value at the last token of each better answer."""
+        """Value at the last token of each better answer, [P]."""
         return last_scores(self)[0]
 
     @property
     def worse_score(self) -> torch.Tensor:
-        """[P], the value at the last token of each worse answer."""
+        """Value at the last token of each worse answer, [P]."""
         return last_scores(self)[1]
 
     @property
     def same(self) -> torch.Tensor:
-        """[P], True where both rows are one and the same."""
+        """[P], True if both rows are identical."""
         return (self.common == self.better_lengths) & (self.common == self.worse_lengths)
 
 
@@ -68,15 +70,15 @@ PairLoss = Callable[[Pairs, int], torch.Tensor]  # pairs, surplus -> [P]
 
 
 def reward_objective(loss: str, *, center: float = 0.0, surplus: int = 0, shared: bool = False) -> Objective:
-    """The loss of a reward model as an objective for `PairBatch`.
+    """Make the loss of a reward model as an objective for `PairBatch`.
 
-    loss: a key of `LOSSES`, or a function of the user's own, pairs -> [P].
-    center: coefficient, 0 for none.
+    loss: a key of `LOSSES`, or a user's function, pairs -> [P].
+    center: coefficient of the centering term, 0 for none.
     surplus: see `divergence_loss`.
-    shared: compute what both rows of a pair begin with once, where rows are padded and that saves something; for models
-        on which it may be.
+    shared: whether to compute the common prefix of a pair once, in padded rows where it saves work; for models that
+        allow it.
 
-    Raises InputError where the user's function is not there.
+    Raises InputError if the user's function does not exist.
     """
     compare = LOSSES.get(loss) or _own_loss(loss)
     return partial(_reward_loss, compare=compare, center=center, surplus=surplus, shared=shared)
@@ -88,22 +90,24 @@ def _own_loss(named: str) -> PairLoss:
 
 
 def last_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
-    """[P], from the scores at the last tokens, wherever padding stands."""
+    """Loss from the scores at the last tokens, [P], wherever the padding is."""
     better, worse = last_scores(pairs)
     return -F.logsigmoid(_without_same(better - worse, pairs.same))
 
 
 def divergence_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
-    """[P], means over the positions from the first difference to the end of the longer answer, at least one.
+    """Mean loss over the positions from the first difference to the end of the longer answer (at least one), [P].
 
-    surplus: further positions behind that end, as DeepSpeed-Chat counts them where it is told of more PAD tokens in
-    front than there are.
+    surplus: additional positions after that end, as DeepSpeed-Chat counts them if told of more leading PAD tokens than
+        there are.
     """
     longer = torch.maximum(pairs.better_lengths, pairs.worse_lengths)
     first = torch.minimum(pairs.common, longer - 1).unsqueeze(1)  # [P, 1]
     end = longer.unsqueeze(1) + surplus
     at = torch.arange(int(end.max()), device=longer.device)  # [T']
-    margins = _held(pairs.better, pairs.better_lengths, at) - _held(pairs.worse, pairs.worse_lengths, at)  # [P, T']
+    margins = _extended(pairs.better, pairs.better_lengths, at) - _extended(
+        pairs.worse, pairs.worse_lengths, at
+    )  # [P, T']
     losses = -F.logsigmoid(_without_same(margins, pairs.same.unsqueeze(1)))
     inside = (at >= first) & (at < end)
     return (losses * inside).sum(dim=1) / inside.sum(dim=1)
@@ -117,17 +121,17 @@ LOSSES: Mapping[str, PairLoss] = joined(
 
 
 def last_scores(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values at the last token of the better and of the worse answers, [P] each."""
+    """Values at the last token of the better and of the worse answers, [P] each."""
     better = pairs.better.gather(1, pairs.better_lengths.unsqueeze(1) - 1)
     worse = pairs.worse.gather(1, pairs.worse_lengths.unsqueeze(1) - 1)
     return better.squeeze(1), worse.squeeze(1)
 
 
 def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
-    """Values of a batch by pair.
+    """Split the values of a batch by pair.
 
-    values: of `batch.rows`, [2P, T] or of one packed row [1, T]. A blank batch has no lengths; any will do where
-        nothing is counted.
+    values: values of `batch.rows`, [2P, T], or of one packed row, [1, T]. An empty batch has no lengths; any will do,
+        as nothing is counted.
     """
     values = in_rows(values, batch.rows)
     count, device = len(batch.common), values.device
@@ -141,9 +145,9 @@ def _reward_loss(
 ) -> LossSum:
     """Summed over pairs.
 
-    model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token;
-        equal ones count half, as in stage dpo), reward_margin between the two, and the scores themselves, reward_chosen
-        and reward_rejected. In evaluation also the table of `calibration_sums`.
+    model: a `ScoredModel`. sums: reward_accuracy (pairs whose better answer has the higher score at its last token; a
+        tie counts half, as in stage dpo), reward_margin between the two, and the scores reward_chosen and
+        reward_rejected. In evaluation also the table of `calibration_sums`.
     """
     prefixes = shared_prefixes(batch.rows, batch.common) if shared else None
     read = _last_tokens(batch.rows) if compare is last_loss else None
@@ -164,7 +168,7 @@ def _reward_loss(
 
 
 def _last_tokens(rows: Batch) -> torch.Tensor | None:
-    """Where rows or documents end, as indices into all positions; None for a blank batch, which has no lengths."""
+    """Positions of the last token of each row or document, as flat indices; None for an empty batch without lengths."""
     device, width = rows.input_ids.device, rows.input_ids.shape[1]
     if not rows.lengths:
         return None
@@ -174,11 +178,11 @@ def _last_tokens(rows: Batch) -> torch.Tensor | None:
     return torch.arange(len(lengths), device=device) * width + lengths - 1
 
 
-def _held(values: torch.Tensor, lengths: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """[P, T'] at these positions; behind an answer's end the value of its last token."""
+def _extended(values: torch.Tensor, lengths: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Values at these positions, [P, T']; after an answer's end the value of its last token."""
     return values.gather(1, torch.minimum(at.unsqueeze(0), lengths.unsqueeze(1) - 1))
 
 
 def _without_same(margins: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-    """0 and no gradient where both answers are the same; dropout could tell them apart."""
+    """Set margins of identical answers to 0 without gradient; dropout could otherwise make them differ."""
     return torch.where(same, torch.zeros_like(margins), margins)

@@ -1,11 +1,11 @@
-"""What is checked before the first update of a run that answers prompts, and how good PPO's reward model is.
+"""Checks before the first update of a run with rollouts, and the accuracy of PPO's reward model.
 
-The policy must be its reference, and the engine that draws answers the policy that learns. Both are seen in
-log-probabilities of the first rollout. Where they differ, every ratio and every KL penalty of the run would be wrong
-from the start, which shows much later as a reward that falls or a KL that explodes.
+The policy must equal its reference, and the generating engine must agree with the training code. Both are checked with
+the log-probabilities of the first rollout. Otherwise every ratio and KL penalty of the run would be wrong from the
+start, which would only show much later as a falling reward or an exploding KL.
 
-The reward model is measured on this run's held-out pairs where the evaluation data are preference records; else the
-evaluation of the run that trained it is quoted; else the user is told that nobody knows.
+The reward model is measured on this run's held-out pairs if the evaluation data has preference records; else the
+evaluation of the run that trained it is quoted; else the user is told that its accuracy is unknown.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from surefoot.planning.plan import DType, RunPlan
 from surefoot.report.results import ALL
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
-# Mean difference per token, in nats. fp32: the same sums in another order, over some dozens of layers. The 16-bit types
-# round every product (2^-8 and 2^-11), and decoding with a cache does so in another order than a whole sequence.
+# Mean difference per token, in nats. fp32: the same sums in another order, over dozens of layers. 16-bit dtypes round
+# every product (2^-8 and 2^-11), and decoding with a cache does so in another order than a whole sequence.
 START_TOLERANCE: dict[DType, float] = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}
 
 
-# Below these the drawn log-probabilities stand for those of the code that learns, in nats per token: the same products
-# in fp32, summed in another order. A ratio is clipped two thousand times further from 1.
+# Below these (nats per token) the engine's log-probabilities replace those of the training code: the same fp32
+# products, summed in another order. Ratios are clipped two thousand times further from 1.
 DRAWN_MEAN, DRAWN_MOST = 1e-5, 1e-4
 
 
@@ -47,13 +47,13 @@ def check_start(
     drawn: torch.Tensor,
     compute: DType,
 ) -> tuple[float, float | None]:
-    """Of the first rollout: the KL of the policy from its reference per token, and the mean probability ratio between
-    the code that learns and the engine that drew, None where that cannot tell.
+    """Return, for the first rollout, the KL of the policy from its reference per token, and the mean probability ratio
+    between training code and engine (None if the engine gives no log-probabilities).
 
-    section: of the config, for faults.
-    real: [E, R] bool, which places of the tables of log-probabilities are answers' tokens.
+    section: config section, for faults.
+    real: [E, R] bool, True at answer tokens of the tables of log-probabilities.
 
-    Raises EnvironmentFault where either is further from 0 and 1 than the type of the products explains.
+    Raises EnvironmentFault if one differs from 0 or 1 by more than the compute dtype explains.
     """
     tolerance = START_TOLERANCE[compute]
     logprobs = logprobs[real].double()
@@ -97,9 +97,8 @@ def check_start(
 
 
 def drawn_suffice(real: torch.Tensor, logprobs: torch.Tensor, drawn: torch.Tensor, compute: DType) -> bool:
-    """Whether the engine that drew the answers knows all log-probabilities as the code that learns computes them, up to
-    rounding in fp32. In the 16-bit types one rollout that agrees promises nothing: what one rounding moves is far
-    above the bounds."""
+    """Whether the engine's log-probabilities equal those of the training code up to fp32 rounding. In 16-bit dtypes one
+    agreeing rollout proves nothing: a single rounding is far above the bounds."""
     if compute != "fp32":
         return False
     apart = (drawn - logprobs)[real].double().abs()
@@ -107,9 +106,9 @@ def drawn_suffice(real: torch.Tensor, logprobs: torch.Tensor, drawn: torch.Tenso
 
 
 def dropout_caution(share: float) -> str | None:
-    """`check_start` compares without dropout.
+    """Caution about dropout in the policy, since `check_start` compares without it.
 
-    share: the highest of the policy's layers while it learns.
+    share: highest dropout probability of the policy's layers in training.
     """
     if share == 0:
         return None
@@ -120,8 +119,8 @@ def dropout_caution(share: float) -> str | None:
 
 
 def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
-    """One sentence, a caution where the reward model is hardly better than chance or may be; nothing where scores come
-    from elsewhere."""
+    """Report the reward model's accuracy in one sentence, a caution if it is or may be close to chance; nothing if
+    scores come from elsewhere."""
     models = loaded.model
     assert isinstance(models, PPOModels)
     if not models.has_reward:
@@ -145,7 +144,7 @@ def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
 
 
 def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
-    """How often the reward model prefers the better answer of these pairs.
+    """Measure how often the reward model prefers the better answer.
 
     pairs: 2 rows each, the better answer first.
     """
@@ -160,7 +159,7 @@ def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, loa
 
 
 def _held_out_pairs(run: RunInputs) -> TokenisedDataset | None:
-    """Of the evaluation data; None where there is none, or its records are no pairs."""
+    """Return the pairs of the evaluation data; None if there is none, or its records are not pairs."""
     config = run.config
     held_out = config.data.eval
     if held_out == "none":
@@ -177,7 +176,7 @@ def _held_out_pairs(run: RunInputs) -> TokenisedDataset | None:
 
 
 def _read_as_they_are(data: DataConfig) -> DataConfig:
-    """Without the word that only the prompts are wanted: what stands beside them is looked for here."""
+    """Read the full records, not only prompts (`format: prompts`), because pairs are needed here."""
 
     def read(group: Any) -> Any:
         if not isinstance(group, tuple):

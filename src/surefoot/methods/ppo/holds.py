@@ -1,17 +1,16 @@
-"""What keeps PPO from learning from a rollout that would harm it, and from trying for ever.
+"""Prevent PPO from learning from harmful rollouts, and from continuing without progress.
 
-Answers without a finite score are left out and counted; more than a twentieth of all answers of the run end it.
+Answers without a finite score are left out and counted; if they exceed a twentieth of all answers, the run ends.
 
-A rollout with nothing to learn from is held back: it is logged, its steps move nothing, and the next prompts are
-answered. So many in a row end the run.
+A rollout that is useless for learning is held back: it is logged, its steps change nothing, and the next prompts are
+answered. `patience` held rollouts in a row end the run.
 
-A policy that is too far from its reference is pulled back: its rollout is learned from with the KL penalty alone. A
-rollout that moved nothing would be followed by one just as far away. It counts like the others, so a run that does not
-come back ends.
+A policy too far from its reference is pulled back: it learns from its rollout with the KL penalty only. Skipping the
+rollout would leave it just as far away. It counts as held, so that a run that does not come back ends.
 
-Answers that all got the same score are learned from: the critic may have expected another one, and where good answers
-are rare most rollouts have none. A caution is given when the same score comes again for `patience` rollouts. Only where
-no rollout of the run had scores that varied, so that the score may tell nothing apart at all, do further ones count.
+Rollouts in which all answers have the same score are used: the critic may have expected another one, and with rare good
+answers most rollouts have none. A caution follows if the same score repeats for `patience` rollouts. Further ones count
+as held only if no rollout of the run had varying scores, because the score may then distinguish nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from typing import Literal
 
 from surefoot.system.errors import Diverged, Fault
 
-MOST_LEFT_OUT = 0.05  # of a run's answers
-FEWEST_LEFT_OUT = 10  # of fewer, a share may be one bad answer in the first rollout
+MOST_LEFT_OUT = 0.05  # fraction of a run's answers
+FEWEST_LEFT_OUT = 10  # with fewer, one bad answer in the first rollout would exceed the fraction
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rollout.
+    """Statistics of one rollout.
 
-    answers: those that count.
-    left_out: those without a token or a finite score.
-    empty: of those that count, with nothing but a stop token.
-    reward, reward_std: of the scores as they came.
+    answers: answers that count.
+    left_out: answers without a token or a finite score.
+    empty: counted answers that consist of a stop token only.
+    reward, reward_std: of the raw scores.
     kl: per answer.
-    distance: the same by an estimate that is never negative.
+    distance: the same KL by an estimate that is never negative.
     response_length: tokens per answer.
-    ended: share of the answers that end with a stop token.
+    ended: fraction of answers that end with a stop token.
     """
 
     answers: int
@@ -52,7 +51,7 @@ class Figures:
     distance: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """What is logged with every step of the cycle."""
+        """Metrics logged with every step of the cycle."""
         names = ("reward", "reward_std", "kl", "response_length", "ended", "explained_variance")
         found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -60,11 +59,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Hold:
-    """Why a rollout is not learned from as it is.
+    """Why a rollout is not used for learning as it is.
 
-    what: a sentence.
-    fix: what to look at.
-    learn: what of the rollout is learned from.
+    what: the problem, as a sentence.
+    fix: what to check.
+    learn: which part of the rollout is used.
     """
 
     what: str
@@ -73,7 +72,7 @@ class Hold:
 
 
 def find_hold(figures: Figures, *, kl_bound: float | None) -> Hold | None:
-    """None where the rollout is fit to be learned from by itself; for one score again and again see `same_score`."""
+    """Return None if the rollout can be used as it is; for repeated equal scores see `same_score`."""
     if figures.answers == 0:
         what = f"none of {figures.left_out} answers got a finite score"
         return Hold(what, "look at what ppo.reward returns for the answers in samples.jsonl")
@@ -89,26 +88,26 @@ def find_hold(figures: Figures, *, kl_bound: float | None) -> Hold | None:
 
 
 def has_one_score(figures: Figures) -> bool:
-    """Whether several answers got the very same score."""
+    """Whether several answers have exactly the same score."""
     return figures.answers > 1 and figures.reward_std == 0
 
 
 def same_score(figures: Figures, rollouts: int) -> Hold:
-    """Of a rollout whose answers all got the score that those of the rollouts before it got, `rollouts` in all."""
+    """Make the hold for answers that all have the same score, `rollouts` times in a row."""
     what = f"all {figures.answers} answers got the same score, {figures.reward:.4g}, for {rollouts} rollouts"
     fix = "look at what ppo.reward tells apart, and at samples.jsonl; where good answers are rare, raise batch.size"
     return Hold(what, fix, "all")
 
 
 def ratio_hold(ratio: float | None, bound: float) -> Hold:
-    """Of a step that `StepSettings.bounds` held back."""
+    """Make the hold for a step stopped by `StepSettings.bounds`."""
     shown = "no finite number" if ratio is None or not math.isfinite(ratio) else f"{ratio:.4g}"
     what = f"the mean probability ratio was {shown}, and ppo.ratio_bound is {bound:g}"
     return Hold(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
 
 
 def too_many_left_out(step: int, left_out: int, requested: int) -> Diverged | None:
-    """Of all answers of the run so far. A few say nothing of a share."""
+    """Return an error if too many of the run's answers were left out. A few do not count."""
     if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * requested:
         return None
     what = f"{left_out} of {requested} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"

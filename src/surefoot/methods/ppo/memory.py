@@ -1,13 +1,14 @@
-"""What PPO carries from step to step: the current rollout, the KL coefficient, how often it was held back, the average.
+"""State that PPO carries from step to step: the current rollout, the KL coefficient, counts of held rollouts, the
+average.
 
-All of it goes into checkpoints: numbers into state.json, tensors into stage.safetensors. The episodes are written only
-where a checkpoint falls inside a cycle, since the next cycle makes its own.
+All of it is saved in checkpoints: numbers in state.json, tensors in stage.safetensors. Episodes are saved only for a
+checkpoint inside a cycle, since the next cycle makes new ones.
 
-`Average` is the moving average of the policy's weights (Polyak averaging, as DeepSpeed-Chat's `--enable_ema`):
+`Average` is the moving average of the policy's weights (Polyak averaging, as in DeepSpeed-Chat's `--enable_ema`):
 
-    average = decay * average + (1 - decay) * weight      after every step that moved the weights
+    average = decay * average + (1 - decay) * weight      after every step that changed the weights
 
-It is held in fp32 on the CPU and written as a model of its own.
+It is stored in fp32 on the CPU, and saved as a separate model.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ _EPISODES, _AVERAGE = "episodes.", "average."
 
 @dataclass(frozen=True)
 class Numbers:
-    """The plain values that PPO carries from step to step.
+    """Plain values that PPO carries from step to step.
 
-    kl_coef: for the rewards of the next rollout.
-    best: highest mean score of a rollout whose scores varied.
-    held_in_a_row, held: rollouts that were held back.
-    same, same_in_a_row: the one score of all answers of the last rollout, None where they varied, and for how many
+    kl_coef: KL coefficient of the next rollout.
+    best: highest mean score of a rollout with varying scores.
+    held_in_a_row, held: number of held rollouts.
+    same, same_in_a_row: the score shared by all answers of the last rollout (None if they varied), and for how many
         rollouts.
-    asked, left_out: answers so far, and those of them that were left out.
-    holding: a hold was counted for this cycle already.
-    metrics: of the current rollout.
-    made_with: what scores and what texts, by key.
-    take_drawn: the log-probabilities of the engine that draws stand for the actor's; the first rollout tells.
+    asked, left_out: number of answers so far, and how many of them were left out.
+    holding: whether a hold was already counted for this cycle.
+    metrics: metrics of the current rollout.
+    made_with: identity of scores and texts, by key.
+    take_drawn: whether the engine's log-probabilities replace the actor's; decided by the first rollout.
     """
 
     kl_coef: float
@@ -73,7 +74,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Limits:
-    """See the config's keys of the same names."""
+    """Limits from the config keys of the same names."""
 
     kl_target: float | None
     kl_horizon: float
@@ -85,8 +86,8 @@ class Limits:
 class PpoMemory:
     """The `Memory` of stage ppo.
 
-    episodes: of the current rollout; none where it was held back.
-    notify: tells the user.
+    episodes: episodes of the current rollout; empty if it was held back.
+    notify: shows a message to the user.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class PpoMemory:
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """As after step `step`.
+        """Restore the state after step `step`.
 
-        carried, tensors: what `to_json` and `tensors` gave then.
+        carried, tensors: results of `to_json` and `tensors` at that time.
 
-        Raises IntegrityError where scores or texts are not what they were. Nothing is carried by checkpoints before
-        step 1 of earlier versions: all is as it begins then.
+        Raises IntegrityError if scores or texts have changed. Checkpoints of earlier versions from before step 1 carry
+        nothing; then the initial state stays.
         """
         if not carried:
             return
@@ -124,14 +125,14 @@ class PpoMemory:
                         code="SF-RESUME-CHANGED",
                     )
                 )
-        numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # an older state counts for none
+        numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # older states lack the count
         self.numbers, self._step = Numbers(**numbers), step
         self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
         if self._average is not None:
             self._average.restore(_under(_AVERAGE, tensors))
 
     def take_drawn(self) -> None:
-        """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
+        """Use the engine's log-probabilities from the next rollout on. Saved, so that a resumed run does the same."""
         self.numbers = replace(self.numbers, take_drawn=True)
 
     def begin(
@@ -141,11 +142,11 @@ class PpoMemory:
         figures: Figures,
         penalty: Callable[[], tuple[Episode, ...]] = tuple,
     ) -> None:
-        """A cycle begins with step `step` and these episodes.
+        """Begin a cycle with step `step` and these episodes.
 
-        penalty: the same with the KL penalty alone, for a policy that must be pulled back.
+        penalty: makes the same episodes with the KL penalty only, for a policy that must be pulled back.
 
-        Raises Diverged where too many rollouts in a row were held back.
+        Raises Diverged if too many rollouts in a row were held back.
         """
         limits, old = self._limits, self.numbers
         hold = find_hold(figures, kl_bound=limits.kl_bound)
@@ -179,7 +180,7 @@ class PpoMemory:
             self._hold(step, hold)
         elif again >= limits.patience:
             self._note_same(step, same_score(figures, again), again, figures.reward)
-        # Rollouts without one score are borne as `patience` has it, and counted with the first that has some.
+        # Rollouts without any score fall under `patience`; their answers are counted with the next that has scores.
         if figures.answers and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked)):
             raise error
 
@@ -206,12 +207,12 @@ class PpoMemory:
         }
 
     def _unfinished(self) -> tuple[Episode, ...]:
-        """The episodes that a later step of this cycle still learns from."""
+        """Episodes that later steps of this cycle still use."""
         return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
 
     def _note_same(self, step: int, hold: Hold, again: int, score: float) -> None:
-        """A policy that gets the best score it ever got has solved its task. Where scores varied before, rewards are
-        rare rather than broken."""
+        """React to repeated equal scores. A policy at its best score ever has solved the task. If scores have varied
+        before, rewards are rare rather than broken."""
         best = self.numbers.best
         if again == self._limits.patience and (best is None or score < best):
             self._notify(f"caution: step {step}: {hold.what}; {hold.fix}")
@@ -241,7 +242,7 @@ def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
 class Average:
     """The moving average of a model's weights.
 
-    parameters: by name, those that are learned.
+    parameters: trained parameters by name.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float):
@@ -256,7 +257,7 @@ class Average:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the averages for weights; afterwards its own again, bit for bit."""
+        """Give the model the averages as weights while the block runs, then restore its own, bit for bit."""
         own = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
             for name, parameter in self._parameters.items():

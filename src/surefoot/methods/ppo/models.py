@@ -1,12 +1,12 @@
-"""The models of PPO: which share a backbone, where each begins, how they are written and read.
+"""The models of PPO: which share a backbone, what each starts from, how they are saved and loaded.
 
-With an adapter all of them share backbones: the actor is the first adapter of the policy's, the reference that backbone
-without any. The critic is one more adapter there or, where it begins as another model, the first on a backbone of that
-model, which the reward model shares. In full fine-tuning each is a model of its own. The critic is written beside the
-policy as a reward model would be, in the folder `critic`.
+With an adapter the models share backbones: the actor is the first adapter on the policy's backbone, the reference is
+that backbone without adapters. The critic is another adapter there or, if it starts from another model, the first
+adapter on that model's backbone, which the reward model shares. In full fine-tuning each is a separate model. The
+critic is saved like a reward model, in the subfolder `critic`.
 
-Equal bases are held once (`surefoot.planning.ppo`). Two are equal where every file of their weights is, and the BOS
-factor; a policy with added rows shares its base with no other model.
+Equal bases are loaded once (`surefoot.planning.ppo`). Two are equal if all files of their weights and the BOS factor
+are; a policy with added rows shares its base with no other model.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.folders import CRITIC_FOLDER
 
 REWARD = "reward"  # the reward model's adapter on a trunk
-_APART = "model"  # in the plan: a model of its own
+_APART = "model"  # value in the plan: a separate model
 
 
 @dataclass(frozen=True)
 class _Critic:
-    """The critic, and where it stands.
+    """The critic and its backbone.
 
-    part: who plays it.
-    trunk: its own, None where it plays on the policy's or is a whole model.
-    base: of the trunk that it plays on, None for a whole model.
-    grown: whether that has added rows, as the policy's has.
+    part: the critic's role.
+    trunk: its own backbone; None if it uses the policy's or is a full model.
+    base: identity of its backbone's base; None for a full model.
+    grown: whether the backbone has added rows, like the policy's.
     """
 
     part: ScoringRole
@@ -75,9 +75,9 @@ class _Critic:
 
 
 def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
-    """Actor, critic, reference and reward model around the policy, as the plan has them. Raises InputError for a critic
-    or a reward model that is none, or has another tokenizer; EnvironmentFault where other parameters of the critic
-    train than planned."""
+    """Build actor, critic, reference and reward model around the policy, as planned. Raises InputError for a critic or
+    a reward model that is not a reward model, or has another tokenizer; EnvironmentFault if the critic's trained
+    parameters differ from the plan."""
     ppo = plan.ppo
     assert ppo is not None
     scored = reward_source(config, base)
@@ -132,7 +132,7 @@ def _critic(
 
 
 def _critic_on_policy(trunk: SharedBackbone, begins: Source | None, ppo: PpoPlan, seed: int) -> ScoringRole:
-    """On the policy's trunk."""
+    """Add the critic to the policy's backbone."""
     if begins and begins.saved:
         trunk.add_saved(CRITIC, begins.saved, trainable=True)
     elif ppo.critic_adapter:
@@ -146,7 +146,7 @@ def _critic_on_policy(trunk: SharedBackbone, begins: Source | None, ppo: PpoPlan
 
 
 def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: PpoPlan, base: Path) -> SharedBackbone:
-    """Of the model that the critic begins as, with the critic for its first adapter."""
+    """Load the backbone of the model that the critic starts from, with the critic as its first adapter."""
     scale = plan.tokenizer.bos_scale.value
     if begins is None:
         model: nn.Module = _load(plan, base, _frozen_type(plan))
@@ -168,7 +168,7 @@ def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: 
     if begins and begins.saved:
         own = model.peft_config[ADAPTER]
         own.base_model_name_or_path, own.revision = begins.saved.base, begins.saved.revision
-        hold_in_fp32(model)  # modules_to_save were opened as their base was
+        hold_in_fp32(model)  # modules_to_save were loaded in the base's dtype
     install_bos_scaling(model, scale)
     return SharedBackbone(model.train())
 
@@ -191,8 +191,8 @@ def _reward_on(trunk: SharedBackbone, scored: Source) -> ScoringRole:
 
 
 def _verified(models: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
-    """Tensors that train, and the numbers of the critic's. Raises EnvironmentFault where other numbers train beside the
-    actor's than were planned."""
+    """Return the numbers of trained tensors, and of the critic's parameters. Raises EnvironmentFault if the critic's
+    differ from the plan."""
     actor, learned = models.actor_parameters, models.critic_parameters
     beside = [one.numel() for name, one in models.named_parameters() if one.requires_grad and name not in actor]
     if ppo.critic_head is not None and sum(beside) != ppo.critic_parameters + ppo.critic_head:
@@ -202,7 +202,7 @@ def _verified(models: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
 
 
 def _frozen_type(plan: RunPlan) -> DType:
-    """In which models are held that do not train: the policy's base, where it does not."""
+    """Dtype of frozen models: that of the policy's base, if it is frozen."""
     return plan.precision.compute.value if plan.adapter is None else plan.precision.unpacked
 
 
@@ -234,7 +234,7 @@ def _write(policy: nn.Module, critic: _Critic, plan: RunPlan, folder: Path) -> N
 
 
 def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
-    """Bit for bit as `_write` left it."""
+    """Restore bit for bit what `_write` saved."""
     part = critic.part
     if isinstance(part.model.backbone, PeftModel):
         name = part.adapter or ADAPTER
@@ -246,11 +246,11 @@ def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """A reward model as somebody saved it.
+    """A saved reward model.
 
-    saved: its adapter, None where it is a whole model.
-    folder: of its base.
-    base: by which equal bases are known.
+    saved: its adapter; None for a full model.
+    folder: folder of its base.
+    base: identity of its base; equal bases have equal values.
     """
 
     path: str
@@ -259,7 +259,7 @@ class Source:
     base: str
 
     def head_for(self, model: nn.Module) -> ValueHead:
-        """The saved head, for hidden states of `model`. Raises InputError where it does not fit."""
+        """Load the saved head for hidden states of `model`. Raises InputError if it does not fit."""
         head = ValueHead(value_width(model))
         load_value_head(head, self.saved.folder if self.saved else self.folder)
         return head.to(next(model.parameters()).device)
@@ -267,7 +267,7 @@ class Source:
     def open(self, dtype: DType | None = None) -> OpenReward:
         """Load the reward model.
 
-        dtype: in which it is held; None: as it was trained.
+        dtype: dtype of the base; None: as in training.
         """
         return open_reward(self.path, dtype=dtype)
 
@@ -278,37 +278,37 @@ class Source:
 
 
 def critic_source(config: RunConfig, base: Path) -> Source | None:
-    """What the critic begins as; None: as the policy, with a head of zeros."""
+    """What the critic starts from; None: the policy, with a zero head."""
     path = config.ppo.critic or reward_model(config)
     return None if path is None else _source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
 
 
 def reward_source(config: RunConfig, base: Path) -> Source | None:
-    """None where scores come from a function or a server."""
+    """The reward model; None if scores come from a function or a server."""
     path = reward_model(config)
     return None if path is None else _source(path, base, "ppo.reward")
 
 
 def find_roles(config: RunConfig, base: Path) -> Roles:
-    """The same for the plan.
+    """Find the critic's and reward's models for the plan.
 
     base: folder of the policy's base.
 
-    Raises InputError for a model that is none, or has another tokenizer.
+    Raises InputError for a model that is not a reward model, or has another tokenizer.
     """
     critic, reward = critic_source(config, base), reward_source(config, base)
     return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
 
 
 def policy_base(config: RunConfig, base: Path) -> str:
-    """By which it is known. With added rows it is another than that of any model that was saved."""
+    """Identity of the policy's base. With added rows it equals that of no saved model."""
     grown = " with added rows" if config.tokenizer.pad == "add" else ""
     return _known(base, config.bos.scale) + grown
 
 
 def fingerprints(config: RunConfig, plan: PpoPlan) -> dict[str, str]:
-    """Of the models that a resumed run has to find again: what scores, and what a critic that is an adapter begins as,
-    since it goes on lying over that."""
+    """Fingerprints of the models that a resumed run must find unchanged: the reward model, and the base of a critic
+    that is an adapter."""
     scored = reward_model(config)
     critic = (config.ppo.critic or scored) if plan.critic.value == "adapter" else None
     return {part: _fingerprint(path) for part, path in (("reward", scored), ("critic", critic)) if path is not None}
@@ -324,7 +324,8 @@ def _known(base: Path, scale: float) -> str:
 
 
 def _source(path: str, base: Path, key: str) -> Source:
-    """Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's."""
+    """Find a reward model. Raises InputError for a model without a value head, or with another tokenizer than the
+    policy."""
     try:
         own_base, saved = find_parts(path, None)
     except EnvironmentFault as error:
@@ -338,7 +339,7 @@ def _source(path: str, base: Path, key: str) -> Source:
 
 
 def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> None:
-    """A score of other tokens than were written says nothing. A padding token of its own changes no id of a text."""
+    """Scores of other tokens are meaningless. A different padding token changes no id of a text."""
     folder = trained if (trained / "tokenizer.json").is_file() else own_base
     mine, theirs = (TextEncoder(load_tokenizer(one)).tokenizer for one in (base, folder))
     ours, others = mine.get_vocab(), theirs.get_vocab()

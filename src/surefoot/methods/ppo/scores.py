@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
-from surefoot.methods.own_functions import identity, name_of, own_function, place_in, said
+from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.models.value_head import value_head_tensors
@@ -125,7 +125,7 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
             raise
         except Exception as error:
             raise InputError(
-                Fault(place_in(error, name), f"the reward raised {said(error)}", code="SF-OWN-FUNCTION")
+                Fault(place_in(error, name), f"the reward raised {one_line(error)}", code="SF-OWN-FUNCTION")
             ) from error
         return _one_each(found, len(responses), name)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from surefoot.config.methods import RewardTerm
 from surefoot.data.formats.conversation import listed
-from surefoot.methods.own_functions import identity, name_of, own_function, place_in, said
+from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
 from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Score, scored
 from surefoot.methods.rewards.graders import GRADERS, grader
 from surefoot.system.errors import Fault, InputError, SurefootError
@@ -140,7 +140,9 @@ def of_function(function: Callable[..., Any], name: str) -> Grade:
         except SurefootError:
             raise
         except Exception as error:
-            fault = InputError(Fault(place_in(error, name), f"the reward raised {said(error)}", code="SF-OWN-FUNCTION"))
+            fault = InputError(
+                Fault(place_in(error, name), f"the reward raised {one_line(error)}", code="SF-OWN-FUNCTION")
+            )
             fault.__cause__ = error
         found = [_asked_alone(ask, answers.one(place)) for place in range(len(answers))]
         if all(one.outcome == "raised" for one in found):
@@ -156,9 +158,9 @@ def _asked_alone(ask: Callable[[Answers], list[Score]], answer: Answers) -> Scor
     except SurefootError:
         raise
     except TimeoutError as error:
-        return Score(math.nan, said(error), "timed_out")
+        return Score(math.nan, one_line(error), "timed_out")
     except Exception as error:
-        return Score(math.nan, said(error), "raised")
+        return Score(math.nan, one_line(error), "raised")
 
 
 def _keywords(function: Callable[..., Any], answers: Answers) -> dict[str, Any]:

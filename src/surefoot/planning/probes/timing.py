@@ -41,7 +41,7 @@ def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
     return 2 * size / seconds["copy"]
 
 
-NO_ROOM = "not enough memory for its scores"  # why a form is not timed
+NO_ROOM = "its scores have no room"  # why a form is not timed
 
 
 @dataclass(frozen=True)

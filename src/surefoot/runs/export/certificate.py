@@ -56,7 +56,7 @@ def require_merged(agreement: Agreement, limit: float) -> None:
     """Raise EnvironmentFault if the merged model differs from adapter and base: a bug of surefoot or of a library,
     which no setting fixes."""
     if not _within(agreement.share, limit):
-        what = f"differs from adapter and base by {_shown(agreement)}; the limit is {limit:.2g}"
+        what = f"differs from adapter and base by {_shown(agreement)}; allowed is {limit:.2g}"
         raise EnvironmentFault(Fault("merged model", what, "nothing was written; please report it", code="SF-EXPORT"))
 
 
@@ -78,7 +78,7 @@ def require_reloaded(agreement: Agreement, dtype: DType, limit: float | None) ->
     """Raise InputError if rounding to the dtype changes the model too much. limit: the user's, if any."""
     allowed = reloaded_limit(dtype, limit)
     if not _within(agreement.share, allowed):
-        what = f"in {dtype} it differs from the model in fp32 by {_shown(agreement)}; the limit is {allowed:g}"
+        what = f"in {dtype} it differs from the model in fp32 by {_shown(agreement)}; allowed is {allowed:g}"
         finer = (
             "allow it with --threshold" if dtype == "fp32" else "export with --dtype fp32, or allow it with --threshold"
         )

@@ -155,7 +155,7 @@ def _ollama_bos(folder: Path, bos: str) -> tuple[str, tuple[str, ...]]:
         notes.append("Ollama puts BOS before every prompt, but training did not; a GGUF file (--gguf) prevents it")
     if is_sentencepiece(tokenizer) and not (folder / "tokenizer.model").is_file():
         what = "Ollama reads this kind of tokenizer from tokenizer.model"
-        notes.append(f"{what}: copy it here from the base model, or export with --gguf")
+        notes.append(f"{what}: copy the base's to here, or `surefoot export` with --gguf")
     return ("" if puts else bos), tuple(notes)
 
 
@@ -182,11 +182,11 @@ def served_row(template: Template, encoder: TextEncoder, stop_ids: Sequence[int]
         return (as_one_text(row) if isinstance(row, Dialogue) else row), ""
     wanted = _written(template, encoder)
     if wanted is None:
-        return None, "the model's chat template does not support a system message and two user turns"
+        return None, "the model's chat template cannot write a system text and two questions"
     for candidate in ROWS:
         if isinstance(candidate, Dialogue) and _same(candidate, wanted, encoder, stop_ids):
             return candidate, ""
-    return None, "the model's own chat template matches none that surefoot knows by name"
+    return None, "the model's own chat template writes something else than every template that surefoot knows by name"
 
 
 def _same(row: Dialogue, wanted: list[list[int]], encoder: TextEncoder, stop_ids: Sequence[int]) -> bool:

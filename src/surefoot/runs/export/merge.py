@@ -133,7 +133,7 @@ def _require_bakeable(parts: ExportParts, tied: bool) -> None:
         repeats_bos=parts.template.repeats_bos,
     )
     if obstacle:
-        what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be stored in the weights: {obstacle}"
+        what = f"the scaled BOS embedding ({parts.bos_scale:g}) cannot be written into the weights: {obstacle}"
         kept = "export the adapter alone (without --merge)" if parts.chain else "use the run's folder as it is"
         fix = f"{kept}, or drop the scaling with --drop-bos-scale"
         raise InputError(Fault("bos.scale", what, fix, code="SF-BOS"))

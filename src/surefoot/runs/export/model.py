@@ -172,7 +172,7 @@ def _reload(folder: Path, device: torch.device, digests: dict[str, str]) -> PreT
         model = auto_class(model_config(folder)).from_pretrained(folder, local_files_only=True).eval()
     found = tensor_digests(model)
     if different := sorted(name for name in digests.keys() | found.keys() if digests.get(name) != found.get(name)):
-        what = f"{len(different)} of {len(digests)} tensors differ after loading, first {different[0]}"
+        what = f"{len(different)} of {len(digests)} tensors come back otherwise than written, first {different[0]}"
         raise EnvironmentFault(
             Fault("exported model", what, "nothing was published; please report it", code="SF-EXPORT")
         )
@@ -274,7 +274,7 @@ def model_record(
 
 
 def layout_note(name: str, layouts: Sequence[str]) -> str:
-    return f"the adapter {name} was in another layout ({', '.join(layouts)}) and was converted"
+    return f"the adapter {name} was in another layout ({', '.join(layouts)}) and was read through rules"
 
 
 def base_notes(parts: ExportParts) -> list[str]:
@@ -287,18 +287,18 @@ def _notes(parts: ExportParts, account: Account, dropped: bool) -> list[str]:
     notes = base_notes(parts)
     notes += [layout_note(saved.folder.resolve().name, saved.layouts) for saved in parts.chain if saved.layouts]
     if parts.packed:
-        notes.append(f"trained over the base in {parts.packed} bits, merged into the unquantized base")
+        notes.append(f"trained over the base in {parts.packed} bits, merged into the base as it was before packing")
     if account.untied:
-        notes.append("embedding and output head were tied and now differ, so config.json unties them")
+        notes.append("embedding and output head were tied and differ now, so config.json says that they are two")
     notes += [
-        f"the adapter {name} changes these logits by less than rounding does, so the comparison cannot prove "
-        "that it is merged"
+        f"the adapter {name} changes these logits by less than rounding may, so the comparison cannot show that it is "
+        "merged"
         for name in account.hidden
     ]
     if account.baked is not None:
         notes.append(_baked(parts, account.baked))
     if parts.bos_scale is not None and dropped:
-        notes.append(f"the scaling of the BOS embedding ({parts.bos_scale:g}) was dropped as requested")
+        notes.append(f"the scaling of the BOS embedding ({parts.bos_scale:g}) was dropped, as asked")
     return notes
 
 
@@ -307,13 +307,14 @@ def _baked(parts: ExportParts, scale: float) -> str:
     tokenizer, bos_id = parts.encoder.tokenizer, parts.bos_id
     assert bos_id is not None, "only set when BOS has a row"
     note = (
-        f"the embedding row of BOS is multiplied by {scale:g}: prompts that begin with BOS need no bos_zero_config.json"
+        f"the embedding's row of BOS is multiplied by {scale:g}: prompts that begin with BOS have the factor without "
+        "bos_zero_config.json"
     )
     if parts.tokenizer_writes_bos:
-        return f"{note}, and the tokenizer adds BOS to every text"
+        return f"{note}, and the tokenizer puts BOS before every text"
     chat = ""
     if tokenizer.chat_template:
         turns = [{"role": "user", "content": "a"}]
         ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-        chat = "the chat template adds BOS, " if list(ids)[:1] == [bos_id] else "the chat template does not add BOS, "
+        chat = "the chat template writes it, " if list(ids)[:1] == [bos_id] else "the chat template does not add BOS, "
     return f"{note}; {chat}tokenizer(text) does not: put {tokenizer.convert_ids_to_tokens(bos_id)} before plain text"

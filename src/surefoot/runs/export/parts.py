@@ -86,7 +86,7 @@ def find_export_parts(path: str, adapters: Sequence[str]) -> ExportParts:
     chain = [first] if first else []
     for name in adapters[1:]:
         saved = find_parts(path, name)[1]
-        assert saved is not None, "a named adapter is always read"
+        assert saved is not None, "an adapter that is asked for is read"
         chain.append(saved)
     written = [saved.folder for saved in chain] or [base]
     trained = written[-1]

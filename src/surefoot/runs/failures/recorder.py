@@ -80,15 +80,15 @@ class FailureRecorder:
             failure = self._failure(replace(attempt, micro_batches=batches), finding, error, report)
             written = self._write(batches, failure)
         except Exception as trouble:  # must not hide the run's own error
-            self._say(f"{where}: the failure could not be recorded: {trouble}")
+            self._say(f"{where}: what went wrong could not be written: {trouble}")
             return
         origin = finding.origin if finding else None
-        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "it was finite when computed again"
+        what = f"{origin.what} ({origin.tensor})" if origin else failure.error or "a replay of it was finite"
         if failure.bad_weights:
             what += f"; weights that are not finite: {', '.join(failure.bad_weights[:3])}"
         elif origin and failure.largest:
             what += f"; {failure.largest}"
-        self._say(f"{where}: {what}; recorded in {written}, replay it with `surefoot replay {written}`")
+        self._say(f"{where}: {what}; kept in {written}, run it again with `surefoot replay {written}`")
 
     def _failure(
         self, attempt: Attempt, finding: Finding | None, error: Exception | None, report: StepReport | None

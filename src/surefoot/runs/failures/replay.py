@@ -53,7 +53,7 @@ from surefoot.training.loop import Job, run_loop
 from surefoot.training.state import RunState
 
 _PLACES = ("model", "data.train", "data.eval", "ppo.reward", "ppo.critic", "reward.init")
-_PLAIN: Choice[Any] = Choice(PLAIN, "plain replay", "user")
+_PLAIN: Choice[Any] = Choice(PLAIN, "a replay by the plain path", "user")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Replayed:
             return False
         bits = []
         for finding in (self.then.finding, self.now):
-            assert finding is not None, "same_place is false otherwise"
+            assert finding is not None, "what is not the same place was told apart above"
             bits.append(([loss.hex() for loss in finding.losses], finding.origin and finding.origin.tensor))
         return bits[0] == bits[1]
 
@@ -221,7 +221,7 @@ def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     """Return config and plan of the run, changed to a single process."""
     for text in moved:
         if not text.partition("=")[0].strip().startswith(_PLACES):
-            what = "a replay repeats the step unchanged; only paths can be overridden"
+            what = "a replay computes the step as it was; only where things lie now can be told"
             raise InputError(
                 Fault(f"override {text}", what, f"leave it out, or set one of {', '.join(_PLACES)}", code="SF-REPLAY")
             )

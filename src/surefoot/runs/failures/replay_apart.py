@@ -157,17 +157,19 @@ class ChildReport:
     @property
     def where(self) -> str:
         if not self._step:
-            return "during set-up"
+            return "while the run was made ready"
         if not self.inside:
-            return f"before that step, in step {self._step}" if self._step < self.last else "while making its batches"
+            return (
+                f"before that step, in step {self._step}" if self._step < self.last else "while its batches were made"
+            )
         module = self._modules[-1] if self._modules else ""
         match self._part:
             case "forward":
                 return f"in the forward pass of {module}" if module else "in the forward pass, in the loss function"
             case "backward" if module:
-                return f"in the backward pass, while recomputing {module}"
+                return f"in the backward pass, where it computes {module} again"
             case "backward":
-                return f"in the backward pass{f', at or after {self._reached}' if self._reached else ''}"
+                return f"in the backward pass{f', at or behind {self._reached}' if self._reached else ''}"
             case "optimizer":
-                return "while reducing gradients or updating the weights"
+                return "where gradients are summed up and the weights are moved"
         return "between its passes"

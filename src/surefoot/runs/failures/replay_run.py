@@ -55,7 +55,7 @@ from surefoot.training.state import RunState
 
 Tell = Callable[[str, str], object]
 _WORDS = 2000  # characters of an exception's message
-_UNCHECKED = "there is no checkpoint, so data and base model cannot be compared with the run's"
+_UNCHECKED = "no checkpoint was there yet, so data and base model cannot be held against those of the run"
 
 
 def rerun_step(
@@ -82,8 +82,8 @@ def rerun_step(
     step = begun["begins"]
     start = checkpoint.step if checkpoint else 0
     if start >= step:
-        what = f"checkpoint-{start} is not older than step {step}, the last one in flight.jsonl"
-        raise IntegrityError(Fault(str(run), what, "replay it with the run's checkpoints", code="SF-REPLAY"))
+        what = f"checkpoint-{start} is not from before step {step}, which flight.jsonl has as the last one"
+        raise IntegrityError(Fault(str(run), what, "replay it with the checkpoints that the run had", code="SF-REPLAY"))
     tell("starts", str(start))
     ranks = plan.parallel.ranks.value
     with silent_console() as silence:
@@ -128,9 +128,9 @@ def _take(
 def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]) -> None:
     now = begin_line(begun["begins"], [one.examples for one in own], begun["seed"])
     if any(now.get(name) != begun.get(name) for name in ("sizes", "examples", "more_examples")):
-        what = f"step {begun['begins']} would use other examples than the run did, according to flight.jsonl"
+        what = f"step {begun['begins']} would learn from other examples than the run had, which flight.jsonl lists"
         raise IntegrityError(
-            Fault(str(run), what, "replay it with the run's data and version of surefoot", code="SF-REPLAY")
+            Fault(str(run), what, "replay it with the data and the version of surefoot of the run", code="SF-REPLAY")
         )
 
 

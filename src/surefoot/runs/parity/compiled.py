@@ -57,7 +57,7 @@ def try_compiled(
             raise EnvironmentFault(Fault("compile", what, _OFF, code="SF-FAST-PATH")) from None
     record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
     if record["outside"]:
-        what = f"{plan.compile.value} {describe_difference(record, 'the eager model')}"
+        what = f"{plan.compile.value} {describe_difference(record, 'the model as it is written')}"
         if not run.resumed:
             raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
         warn(f"compile: {what}; {STAYS}")

@@ -73,7 +73,7 @@ class Differences:
         """Describe the first value above its limit; empty if there is none."""
         for name, seen in asdict(self).items():
             if not seen <= (limit := getattr(limits, name)):
-                return f"{seen:.2g} of {_OF[name]} on this model; the limit is {limit:.4g}"
+                return f"{seen:.2g} of {_OF[name]} on this model; allowed is {limit:.4g}"
         return ""
 
 

@@ -49,8 +49,8 @@ from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 
-STAYS = "it stays in use, because the run started with it"
-GO_ON = "resume with the versions and the device that the run started with, or start another run"
+STAYS = "it stays, as the run began with it"
+GO_ON = "resume with the versions and the device that the run began with, or start another run"
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # keys under `kernels:`; the key of packed rows differs
 
 Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
@@ -64,7 +64,7 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     """
     engine, form = plan.parallel.engine.value, plan.kernels.documents.value
     if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
-        what = f"the plan has it, but {engine} gathers a module's weights only while that module's forward runs"
+        what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
         raise EnvironmentFault(
             [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
         )
@@ -191,7 +191,7 @@ class _Comparison:
                 other, fault = None, reason_of(caught)
                 if engine.world > 1:
                     keys = [key_of(path.name) for path in paths]
-                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run started with them"
+                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run began with them"
                     raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
             finally:
                 for undo in reversed(undos):
@@ -241,10 +241,10 @@ def describe_difference(record: Mapping[str, Any], plain: str = "the plain path"
         return f"{others}fails on this model ({record['fault']})"
     if not record.get("leak", 0.0) <= record.get("leak_limit", 0.0):
         moves = f"lets one document change another by {record['leak']:.2g} of its own change, on this model"
-        return f"{others}{moves}; the limit is {record['leak_limit']:.2g}"
+        return f"{others}{moves}; allowed is {record['leak_limit']:.2g}"
     exact = record.get("fp32", {})
     if exact and not exact.get("differs", 0.0) <= exact.get("limit", 0.0):
-        return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; limit {exact['limit']:.4g}"
+        return f"differs from {plain} by {exact['differs']:.2g} in fp32 on this model; allowed is {exact['limit']:.4g}"
     seen, limits = Differences(**record["differs"]), Differences(**record["limits"])
     return f"{others}differs from {plain} by {seen.beyond(limits)}"
 
@@ -266,11 +266,11 @@ def _plan_after(
         say(f"{key}: {what}; {STAYS}")
         return plan
     if resumed:
-        raise EnvironmentFault(Fault(key, f"{what}, and the run started with it", GO_ON, code="SF-FAST-PATH"))
+        raise EnvironmentFault(Fault(key, f"{what}, and the run began with it", GO_ON, code="SF-FAST-PATH"))
     if choice.source == "user":
         fix = f"set {key}: auto or off" if packs else f"set {key}: auto or plain, and please report it"
         raise EnvironmentFault(Fault(key, what, fix, code="SF-FAST-PATH"))
-    say(f"{key}: {what}; {'padded rows are used' if packs else 'the plain path is used'}")
+    say(f"{key}: {what}; {'rows are padded' if packs else 'the plain path is used'}")
     if packs:
         return without_packing(plan, what, "measured")
     return replace(plan, kernels=replace(plan.kernels, **{name: Choice(PLAIN, what, "measured")}))

@@ -221,7 +221,7 @@ def _supports_fp32(loaded: LoadedModels) -> bool:
 def _unsuited(plan: RunPlan) -> str:
     """Why the plan rules out computing a part of the model in fp32; empty if it does not."""
     if plan.parallel.engine.value in CUTTING:
-        return f"{plan.parallel.engine.value} has sharded the weights"
+        return f"{plan.parallel.engine.value} has shared the weights out"
     packed = plan.precision.packed
     return f"a base in {packed} is dequantized to 16 bits" if packed else ""
 
@@ -233,9 +233,9 @@ def _no_room(loaded: LoadedModels) -> str:
     used = memory.weights + memory.gradients + memory.beside
     room = max(usable(memory.available) - used, 0) // 2  # the other half is for the pass itself
     if needed > room:
-        why = f"its weights take {size_text(needed)} in fp32, and there are only {size_text(room)}"
+        why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
     [others] = loaded.engine.totals([float(bool(why))])
-    return why or ("another rank has not enough memory" if others else "")
+    return why or ("another rank has no room for it" if others else "")
 
 
 def _narrow(model: nn.Module) -> list[torch.Tensor]:
