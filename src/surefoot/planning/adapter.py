@@ -119,7 +119,8 @@ def _refuse_parameters(targets: Sequence[ModuleFact], request: AdapterShape, not
     others = sorted({target.name.rpartition(".")[2] for target in targets if not target.as_parameter})
     if not as_parameters:
         return
-    what = f"PEFT adapts {', '.join(as_parameters)} as parameters here, also where they are linear layers: {_obstacle(request)}"
+    what = f"PEFT adapts {', '.join(as_parameters)} as parameters here, "
+    what += f"also where they are linear layers: {_obstacle(request)}"
     place, change = (f"{key}.kind", "lora") if request.kind == "dora" else (f"{key}.dropout", "0")
     leave = f", or name {key}.targets: [{', '.join(others)}]" if others else ""
     notes.refuse(place, what, f"set {place}: {change}{leave}", _DORA if request.kind == "dora" else _TARGETS)

@@ -55,7 +55,7 @@ def _unmet_threads(value: str, used: str) -> tuple[str, Verdict] | None:
     requested, are = requested_threads(value), "is" if used == "1" else "are"
     if requested is None:
         return f"not a number of threads: {used} {are} used", "ignored"
-    return None if str(requested) == used else (f"{requested} requested, {used} {are} used", "overridden")
+    return None if str(requested) == used else (f"{requested} asked, {used} {are} used", "overridden")
 
 
 def _values(plan: RunPlan) -> dict[str, str]:
