@@ -218,7 +218,7 @@ def _as_the_tokenizer(template: str, tokenizer: TokenizerFacts, why: str, source
     row = find_row(template)
     if row is not None and _CHATML in row.control:
         return Choice(False, f"{why}; ChatML has no BOS", source)
-    adds = "adds" if tokenizer.adds_bos else "does not begin"
+    begins = "begins" if tokenizer.adds_bos else "does not begin"
     return Choice(tokenizer.adds_bos, f"{why}; its tokenizer {begins} a text with it", source)
 
 
