@@ -132,7 +132,7 @@ def again(plant: Plant, plain: Any, kept: Path, *words: str) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         fault = Plant(patch)
         plain(fault)
-        fault.during(replay_module, "_again")
+        fault.during(replay_module, "_rerun")
         return call("replay", str(kept), *words)
 
 
@@ -213,7 +213,7 @@ def test_a_model_that_raises_before_the_step_is_named(world, plant, stage):
     reproduced(kept, plant, module_raises)
     if stage == "ppo":  # the steps that lead to it can fail as well
         module_raises(plant)
-        plant.during(replay_module, "_go_on")
+        plant.during(replay_module, "_take_steps_to")
         code, said = call("replay", str(kept))
         assert code == 6, said
         assert ", now, from checkpoint-3: in a step before it: IndexError" in said
@@ -246,7 +246,7 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     module_raises(plant)
     plant.during(loop_module, "_evaluated", EVALUATED)
     seen: list[dict[str, torch.Tensor]] = []
-    real, evaluated = replay_module._again, loop_module._evaluated
+    real, evaluated = replay_module._rerun, loop_module._evaluated
 
     def weights(engine):
         seen.append({key: one.detach().clone() for key, one in engine.parameters.items()})
@@ -264,7 +264,7 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     assert read_failure(kept).weights is None
 
     plant.patch.undo()
-    plant.patch.setattr(replay_module, "_again", looking)
+    plant.patch.setattr(replay_module, "_rerun", looking)
     code, said = call("replay", str(kept))
     assert code == 6, said
     assert ", now, from checkpoint-3: it goes through" in said

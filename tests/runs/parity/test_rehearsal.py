@@ -47,6 +47,6 @@ def test_judged_answers_have_a_gradient_to_compare(workplace):
 
 
 def test_twin_a_reference_of_zeros_has_none(workplace, monkeypatch):
-    monkeypatch.setattr(module, "_held_to_itself", lambda objective: objective)
+    monkeypatch.setattr(module, "_own_reference", lambda objective: objective)
     with ready(asked(workplace), 1) as one:
         assert largest(own_pass(one)) < GRADIENT

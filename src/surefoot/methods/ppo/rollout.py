@@ -1,12 +1,12 @@
-"""One rollout: prompts are answered, their answers go through reward model, reference, actor and critic,
-and this experience becomes episodes.
+"""One rollout of PPO: generate answers, run reward model, reference, actor and critic on them, and make episodes.
 
-Every rank answers the prompts of its own places; then all ranks know all answers, share out their scoring, and know
-all numbers. So each of them computes the same rewards, advantages and holds, and any of them could learn from any
-episode. Log-probabilities are computed anew by the code that learns from them: a ratio would else begin with its
-difference from the engine that drew the answers. Where the two were found to differ by rounding alone
-(`surefoot.methods.ppo.checks.drawn_suffice`) those of the engine are taken, and the actor's pass over the answers is
-spared.
+Every rank generates answers to its own prompts; then all ranks share all answers, divide their scoring, and share all
+results. So all ranks compute the same rewards, advantages and holds, and each can learn from any episode.
+Log-probabilities
+are recomputed by the training code: otherwise ratios would start with the difference to the generating engine. If the
+    two
+were found to differ by rounding only (`surefoot.methods.ppo.checks.drawn_suffice`), the engine's are used, which saves
+the actor's pass over the answers.
 
 Shapes: E episodes, R response tokens of the longest, n of one.
 """
@@ -45,7 +45,7 @@ Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Terms:
-    """The constants of rewards and advantages; see the config's keys of the same names."""
+    """Constants of rewards and advantages, from the config keys of the same names."""
 
     reward_clip: float | None
     gamma: float
@@ -55,11 +55,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Scoring:
-    """With what answers are scored: the models, and how they run.
+    """The models that score answers, and how they run.
 
-    score: None where the models have a reward model.
-    take_drawn: the engine's own log-probabilities stand for the actor's.
-    rank, world, totals: as the engine has them.
+    score: None if the models include a reward model.
+    take_drawn: whether the engine's log-probabilities replace the actor's.
+    rank, world, totals: of the training engine.
     """
 
     models: PPOModels
@@ -77,11 +77,11 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Experience:
-    """All tables [E, R], with 0 beyond an answer.
+    """A rollout's answers with their tables [E, R], 0 after the end of an answer.
 
-    scores: [E], NaN where there is none.
+    scores: [E], NaN if there is none.
     lengths: [E].
-    drawn: the log-probabilities of the engine that wrote the answers, NaN where it cannot tell.
+    drawn: log-probabilities of the generating engine, NaN if it gives none.
     """
 
     answers: tuple[Rollout, ...]
@@ -98,7 +98,7 @@ class Experience:
 
 
 def make_experience(prompts: Prompts, write: Write, how: Scoring, temperature: float) -> Experience:
-    """Every rank must ask."""
+    """Generate and score answers. Collective: every rank must call it."""
     count = len(prompts.ids)
     places = range(how.rank, count, how.world)
     written = write([prompts.ids[place] for place in places], places)
@@ -126,7 +126,7 @@ def make_experience(prompts: Prompts, write: Write, how: Scoring, temperature: f
 def to_episodes(
     prompts: Prompts, experience: Experience, terms: Terms, *, kl: float
 ) -> tuple[tuple[Episode, ...], Figures]:
-    """Rewards, advantages and returns of a rollout's answers, and the figures of the rollout.
+    """Compute rewards, advantages and returns of a rollout, and its statistics.
 
     kl: coefficient of the penalty. Answers without a token or a finite score are left out.
     """
@@ -168,8 +168,9 @@ def to_episodes(
 
 
 def pulled_back(prompts: Prompts, experience: Experience, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
-    """The same answers with the KL penalty alone, for a policy too far from its reference. The critic expects scores as
-    well, so it says nothing here and learns nothing: advantages are the penalties to come, returns its own values."""
+    """Make episodes with the KL penalty only, for a policy too far from its reference. The critic's values include
+    scores,
+    so they are not used, and the critic learns nothing: advantages are future penalties, returns its own values."""
     silent = replace(
         experience,
         scores=experience.scores.where(~experience.scores.isfinite(), 0.0),
@@ -186,8 +187,8 @@ def pulled_back(prompts: Prompts, experience: Experience, terms: Terms, *, kl: f
 def _pass_through(
     answers: Sequence[Rollout], how: Scoring, temperature: float
 ) -> Iterator[tuple[int, tuple[list[float], ...]]]:
-    """Of this rank's share, by place: log-probabilities of actor and reference, values, the reward model's score.
-    Nothing of the actor where the drawn ones are taken."""
+    """Yield, for this rank's share, (index, (log-probabilities of actor and reference, values, the reward model's
+    score)). The actor's are empty if the engine's are used."""
     with how.models.inference():
         for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
             with how.kernels(), how.forward():
@@ -201,7 +202,7 @@ def _pass_through(
                 scores = [] if how.score else how.models.scores(rows).tolist()
             lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
             start = 0
-            for row, place in enumerate(batch.examples):  # none in a blank one
+            for row, place in enumerate(batch.examples):  # none in an empty batch
                 assert isinstance(place, int)
                 end = start + len(answers[place].response)
                 yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])

@@ -1,8 +1,8 @@
-"""Where PPO's scores come from: a reward model, a function of the user's own, or a server.
+"""The source of PPO's scores: a reward model, a user's function, or a server.
 
-A scorer takes two lists of the same length, prompts and responses as texts, and returns a number for each pair. Higher
-is better. It may return NaN or infinity: PPO counts those answers as left out. A function is code that the user names
-and this process runs, with all its rights; nothing else is ever executed because a config names it.
+A scorer takes two lists of equal length, prompts and responses as texts, and returns a number per pair; higher is
+better. NaN or infinity is allowed: PPO leaves such answers out. A function is code that the user names; it runs in this
+process with all its rights, and nothing else in a config is ever executed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
 
-_KEY = "ppo.reward"  # of the config, for faults
+_KEY = "ppo.reward"  # config key, for faults
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Where a run's scores come from.
+    """A run's scorer.
 
-    score: None where the models have a reward model.
-    identity: by which a resumed run knows it again.
+    score: None if the models include a reward model.
+    identity: how a resumed run recognizes it.
     """
 
     score: Score | None
@@ -45,21 +45,21 @@ class Scores:
 
 
 def reward_model(config: RunConfig) -> str | None:
-    """The reward model that the config names; None where scores come from a function or a server."""
+    """The reward model named in the config; None if scores come from a function or a server."""
     named = config.ppo.reward
     return None if named is None or is_function(named) or is_address(named) else named
 
 
 def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: PreTrainedTokenizerBase) -> Scores:
-    """The scorer of a run.
+    """Make the scorer of a run.
 
-    function: a Python caller's; of others the config says where they are.
+    function: a Python caller's function; None: the config names the scorer.
 
-    Raises InputError for a function or address that is none.
+    Raises InputError for an invalid function or address.
     """
     named = config.ppo.reward
     if function is not None:
-        kind = type(function)  # of a callable object, which has no name of its own
+        kind = type(function)  # a callable object has no __qualname__
         name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
         return Scores(_of_texts(checked(function, name), tokenizer), name)
     assert named is not None, "checked before"
@@ -69,12 +69,11 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
 
 
 def named_scorer(named: str) -> Scorer:
-    """Of a function or a server. Raises InputError for a file or function that is not there, or an address that is
-    none."""
+    """Open a function or server as a scorer. Raises InputError if it does not exist or is invalid."""
     return _opened(named, _identity(named))
 
 
-@functools.lru_cache(maxsize=1)  # a server is asked what it is once; a file that was edited is read again
+@functools.lru_cache(maxsize=1)  # a server is identified once; an edited file is loaded again
 def _opened(named: str, identity: str) -> Scorer:
     return _at_address(named) if is_address(named) else checked(own_function(named, _KEY), named)
 
@@ -84,7 +83,7 @@ def _identity(named: str) -> str:
 
 
 def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
-    """Prompts and answers as people read them, without control tokens."""
+    """Decode prompts and answers without control tokens for the scorer."""
 
     def score(answers: Sequence[Rollout]) -> Sequence[float]:
         if not answers:
@@ -96,7 +95,7 @@ def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
 
 
 def _identity_of_model(folder: Path) -> str:
-    """Of its value head: every training changes it."""
+    """Hash of the value head, which every training changes."""
     tensors = sorted(value_head_tensors(folder).items())
     return hashlib.sha256(b"".join(tensor.float().numpy().tobytes() for _, tensor in tensors)).hexdigest()
 
@@ -111,11 +110,11 @@ Scorer = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
 
 
 def checked(scorer: Callable[..., Any], name: str) -> Scorer:
-    """The same, with whatever it does wrong as one line.
+    """Wrap a scorer so that its errors become one line.
 
-    name: what the user calls it.
+    name: the user's name for it.
 
-    Raises InputError where it raises, or returns something other than one number for each answer.
+    Raises InputError if it raises, or does not return one number per answer.
     """
 
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -136,11 +135,11 @@ def _at_address(text: str) -> Scorer:
     scorer = server(text, _KEY)
 
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        said = scorer.post("", {"prompts": list(prompts), "responses": list(responses)})
-        if not isinstance(said, dict) or "scores" not in said:
+        reply = scorer.post("", {"prompts": list(prompts), "responses": list(responses)})
+        if not isinstance(reply, dict) or "scores" not in reply:
             what = 'answers without {"scores": […]}'
             raise InputError(Fault(scorer.address, what, "see docs/ppo.md for what a scorer returns", code="SF-SERVER"))
-        scores = _one_each(said["scores"], len(responses), scorer.address)
+        scores = _one_each(reply["scores"], len(responses), scorer.address)
         if not all(map(math.isfinite, scores)):
             raise InputError(
                 Fault(scorer.address, "answers with a score that is NaN or infinite", "see its log", code="SF-SERVER")
@@ -151,7 +150,7 @@ def _at_address(text: str) -> Scorer:
 
 
 def _one_each(found: Any, count: int, name: str) -> list[float]:
-    """What was returned, as floats. Tensors and arrays of one dimension are taken as well."""
+    """Convert the result to floats. One-dimensional tensors and arrays are allowed."""
     if isinstance(found, str | bytes | dict) or not isinstance(found, Iterable):
         raise InputError(
             Fault(
@@ -173,5 +172,5 @@ def _one_each(found: Any, count: int, name: str) -> list[float]:
 
 
 def _is_scalar(value: Any) -> bool:
-    """A tensor or array of one number."""
+    """Whether the value is a 0-dimensional tensor or array."""
     return hasattr(value, "item") and getattr(value, "ndim", None) == 0

@@ -1,7 +1,7 @@
-"""PPO with its models: a rollout when a cycle begins, the batches of every step, evaluation.
+"""PPO with its models: rollouts at the start of each cycle, the batches of every step, evaluation.
 
-The policy is evaluated by the mean score of its likeliest answers to held-out prompts. The loss of such an evaluation
-is the negative mean score, so that the lowest loss is the best policy, as everywhere.
+The policy is evaluated by the mean score of its greedy answers to held-out prompts. The evaluation loss is the negative
+mean score, so that the lowest loss is the best policy, as in other stages.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from surefoot.training.report import EvalReport
 
 
 def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the models do
-    not fit together."""
+    """Complete the task. Raises InputError if scores are not available, EnvironmentFault if the first rollout shows
+    that the models do not match."""
     config, plan, task, tokenizer = run.config, run.plan, run.task, run.tokenizer
     assert isinstance(loaded.model, PPOModels)
     ppo, engine = config.ppo, loaded.engine
@@ -80,7 +80,7 @@ def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
 
 @dataclass(frozen=True)
 class _Cycle:
-    """What the steps of a cycle ask for."""
+    """Provides the steps of a cycle with batches."""
 
     run: RunInputs
     loaded: LoadedModels
@@ -92,7 +92,7 @@ class _Cycle:
     notify: Notify
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[PpoBatch]:
-        """This rank's micro-batches of the step; the prompts are known from the step alone."""
+        """Return this rank's micro-batches of the step. The given prompts are ignored: they follow from the step."""
         place = self.cycles.place(step)
         if place.begins:
             self._roll_out(step, place)
@@ -143,7 +143,7 @@ class _Cycle:
             kl, ratio = check_start("ppo", *known, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
-            # A server can lose track of the weights later on; this process answers with the weights that learn.
+            # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             seen = (experience.real, experience.logprobs, experience.drawn)
             if ppo.engine == "embedded" and drawn_suffice(*seen, compute):
                 self.memory.take_drawn()
@@ -178,7 +178,7 @@ def evaluate_answers(
 ) -> Measured | None:
     """Evaluate the policy by the scores of its answers to held-out prompts.
 
-    write: takes the likeliest tokens. Answers are written and scored in one go: a signal is heard before it.
+    write: generates greedily. All answers are generated and scored at once; a signal is only checked before.
     """
     if give_up():
         return None

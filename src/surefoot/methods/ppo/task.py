@@ -1,8 +1,8 @@
-"""PPO's data: which prompts belong to a step, and the texts whose language-modelling loss is mixed in.
+"""PPO's data: the prompts of each step, and the texts whose language-modelling loss is mixed in.
 
-Which prompts, which answers and which draws belong to a step is a function of seed and step; what the models make of
-them is computed once per cycle, when its first step is due (`surefoot.methods.ppo.start`). Texts are read as data of
-SFT, so answers among them are learned as answers and plain texts as a whole, as many to a step as it has answers.
+The prompts, answers and random draws of a step are a function of seed and step; the models process them once per cycle,
+at its first step (`surefoot.methods.ppo.start`). Texts are read as SFT data, so answers are learned as answers and
+plain texts in full, as many per step as there are answers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
 def ppo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The prompts under a plan; `start_ppo` adds the models."""
+    """Make the task of prompts under a plan; `start_ppo` adds the models."""
     cycles = cycles_of(config, plan, data)
     lengths = data.train.lengths
 
     def prompts(step: int) -> np.ndarray:
-        """Of the step's answers."""
+        """Prompts of the step's answers."""
         place = cycles.place(step)
         return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
 
@@ -44,7 +44,7 @@ def ppo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
         return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
 
     def step_places(step: int) -> np.ndarray:
-        """All prompts of a rollout where the step begins with one."""
+        """All prompts of a rollout if the step starts one."""
         place = cycles.place(step)
         return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
 
@@ -54,7 +54,7 @@ def ppo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
         steps_per_epoch=cycles.steps_per_epoch,
         step_batches=step_batches,
         step_places=step_places,
-        step_tokens=lambda step: int(lengths[prompts(step)].sum()),  # how long answers will be is not known
+        step_tokens=lambda step: int(lengths[prompts(step)].sum()),  # the lengths of answers are unknown
         eval_batches=None,
         bounds={"ratio": config.ppo.ratio_bound},
         begins_at=cycles.begins_at,
@@ -68,7 +68,7 @@ def prepare_ppo(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """The prompts. Scorer and texts are looked at here for the first time, so that bad ones are refused early."""
+    """Prepare the prompts. Scorer and texts are also checked here, so that errors appear early."""
     if config.ppo.reward is not None and reward_model(config) is None:
         named_scorer(config.ppo.reward)
     prepare_texts(config, tokens, tokenizer)
@@ -85,17 +85,17 @@ def settings_of(config: RunConfig) -> PpoSettings:
 
 
 def actor_logits(models: PPOModels, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [N, V] at the supervised places, and their targets [N]."""
+    """Return logits [N, V] at the supervised positions, and their targets [N]."""
     places, targets = supervised_places(rows)
     return models.actor_logits_at(rows, places), targets
 
 
 def critic_values(models: PPOModels, rows: Batch) -> torch.Tensor:
-    """[B, T], at the supervised places."""
+    """Return values [B, T], computed at the supervised positions."""
     return models.values(rows, supervised_places(rows)[0])
 
 
-_OTHER_ORDER = 1  # added to the seed, so that texts and prompts of one file do not go hand in hand
+_OTHER_ORDER = 1  # added to the seed, so that texts and prompts of the same file have different orders
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,18 @@ class TextBatches:
 
     @property
     def digest(self) -> str:
-        """Of the texts as they were read."""
+        """Digest of the texts."""
         return self.data.audit.source.content
 
     def of_step(self, step: int, most: int) -> list[Batch]:
-        """The texts of a step, in at most `most` batches."""
+        """Return the texts of a step, in at most `most` batches."""
         _, places = step_examples(self.seed + _OTHER_ORDER, step - 1, self.data.mixture, self.size)
         rows = -(-len(places) // most)
         return micro_batches(self.data.train, places, rows, self.pad_id)
 
 
 def prepare_texts(config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedTokenizerBase) -> PreparedData | None:
-    """None where no texts are mixed in. Raises InputError for bad data."""
+    """Prepare the texts; None if none are mixed in. Raises InputError for bad data."""
     if config.ppo.unsup_data == "none":
         return None
     data = config.data.model_copy(update={"train": config.ppo.unsup_data, "eval": "none", "format": "auto"})
