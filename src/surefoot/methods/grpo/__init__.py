@@ -1,1 +1,1 @@
-"""Group relative policy optimisation and its relatives: several answers to each prompt, compared with each other."""
+"""Group relative policy optimization and its relatives: several answers per prompt, compared with each other."""

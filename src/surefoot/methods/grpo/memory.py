@@ -1,14 +1,15 @@
-"""What GRPO carries from step to step: the current rollout's answers, what was counted of answers without a score, and
-of rollouts without spread. It goes into checkpoints: numbers into state.json, tensors into stage.safetensors.
+"""State that GRPO carries from step to step: the current rollout's answers, and counts of answers without a score and
+of rollouts without spread. Saved in checkpoints: numbers in state.json, tensors in stage.safetensors.
 
-Answers without a score are left out and counted; more than a twentieth of all answers of the run end it. Groups whose
-answers all have one score teach nothing. Where no group of `patience` rollouts in a row has any spread, a caution says
-so, and the run ends after as many again if none of it ever had any: prompts that are too hard or too easy, or a reward
-that tells nothing apart. Where there was some, it ends after ten times `patience`: the policy has lost its way, and
-nothing brings it back. A policy whose scores are the best that the run has seen has solved its task, and goes on.
+Answers without a score are left out and counted; if they exceed a twentieth of the run's answers, the run ends. Groups
+in which all answers have the same score teach nothing. If no group of `patience` rollouts in a row has any spread, a
+caution
+follows, and the run ends after as many again if none ever had any: the prompts are too hard or too easy, or the reward
+distinguishes nothing. If there was spread before, the run ends after ten times `patience`: the policy has collapsed,
+and will not recover. A policy whose scores are the best of the run has solved its task, and goes on.
 
-A run that comes to its end without a group with spread, or without a gradient that is not zero, has learned nothing and
-publishes nothing (`GroupMemory.check_end`).
+A run that ends without a group with spread, or without a non-zero gradient, has learned nothing and publishes nothing
+(`GroupMemory.check_end`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from surefoot.system.errors import Diverged, Fault, IntegrityError, NothingLearn
 from surefoot.training.report import StepReport
 
 _EPISODES, _AHEAD = "episodes.", "ahead.{}."
-_NEVER, _LOST = 2, 10  # times `patience`: rollouts without spread that end a run that never had any, or had some once
+_NEVER, _LOST = (
+    2,
+    10,
+)  # multiples of `patience`: rollouts without spread that end a run that never had any, or once had some
 _NOTHING = "SF-NOTHING-LEARNED"
 _NO_SPREAD = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
 _CUT = "lower optim.lr or grpo.epochs, or widen grpo.clip_low and grpo.clip_high"
@@ -36,19 +40,19 @@ _CUT = "lower optim.lr or grpo.epochs, or widen grpo.clip_low and grpo.clip_high
 
 @dataclass(frozen=True)
 class Numbers:
-    """The plain values that are carried.
+    """Plain values carried from step to step.
 
-    answers, left_out: so far, and those of them without a score.
-    flat_in_a_row: rollouts in which no group had any spread, up to the last one.
-    spread: whether a group of this run ever had any.
-    moved: whether a step of this run had a gradient that was not zero.
-    still_in_a_row: steps with answers to learn from and a gradient of zero, up to the last one.
+    answers, left_out: number of answers so far, and of those without a score.
+    flat_in_a_row: consecutive rollouts, up to the last one, without spread in any group.
+    spread: whether any group of this run has had spread.
+    moved: whether any step of this run had a non-zero gradient.
+    still_in_a_row: consecutive steps, up to the last one, with answers but a gradient of zero.
     best: highest mean score of a rollout.
-    held_in_a_row: rollouts that were held back, up to the last one.
-    holding: the current one is.
-    metrics: of the current rollout.
-    made_with: what scores, and the records that it is given, by key.
-    take_drawn: the log-probabilities of the engine that draws stand for the policy's; the first rollout tells.
+    held_in_a_row: consecutive rollouts, up to the last one, that were held back.
+    holding: whether the current one is held back.
+    metrics: metrics of the current rollout.
+    made_with: identity of rewards and their records, by key.
+    take_drawn: whether the engine's log-probabilities replace the policy's; decided by the first rollout.
     """
 
     answers: int = 0
@@ -67,14 +71,14 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rollout.
+    """Statistics of one rollout.
 
-    answers: all of them.
-    left_out: those without a score.
-    empty: with nothing but a stop token.
-    groups: of answers.
-    flat: no two answers that are compared have different scores.
-    metrics: what is logged with every step of the cycle.
+    answers: number of answers.
+    left_out: answers without a score.
+    empty: answers that consist of a stop token only.
+    groups: number of groups.
+    flat: whether no two compared answers have different scores.
+    metrics: logged with every step of the cycle.
     """
 
     answers: int
@@ -88,9 +92,9 @@ class Figures:
 class GroupMemory:
     """The `Memory` of stage grpo.
 
-    episodes: of the current rollout; none where it was held back.
-    ahead: what was drawn for later rollouts, by their numbers.
-    notify: tells the user.
+    episodes: episodes of the current rollout; empty if it was held back.
+    ahead: rollouts generated in advance, by number.
+    notify: shows a message to the user.
     """
 
     def __init__(self, numbers: Numbers, cycles: Cycles, patience: int, notify: Notify):
@@ -101,18 +105,18 @@ class GroupMemory:
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """As after step `step`.
+        """Restore the state after step `step`.
 
-        carried, tensors: what `to_json` and `tensors` gave then; nothing before step 1.
+        carried, tensors: results of `to_json` and `tensors` at that time; empty before step 1.
 
-        Raises IntegrityError where rewards or records are not what they were.
+        Raises IntegrityError if rewards or records have changed.
         """
         if not carried:
             return
         numbers = dict(carried)
         records = numbers.pop("records")
         waiting = numbers.pop("ahead", [])
-        numbers.setdefault("moved", True)  # of an earlier version, which did not look
+        numbers.setdefault("moved", True)  # earlier versions did not record it
         for key, then in numbers["made_with"].items():
             if self.numbers.made_with.get(key) != then:
                 what = "is not what the run began with"
@@ -128,17 +132,17 @@ class GroupMemory:
         }
 
     def keep(self, rollouts: range) -> None:
-        """Of what was drawn ahead, these alone: after a rollback others may follow than were drawn."""
+        """Keep only these rollouts generated in advance: after a rollback others may follow."""
         self.ahead = {number: one for number, one in self.ahead.items() if number in rollouts}
 
     def take_drawn(self) -> None:
-        """From the next rollout on. It is carried, so that a resumed run goes on with the same numbers."""
+        """Use the engine's log-probabilities from the next rollout on. Saved, so that a resumed run does the same."""
         self.numbers = replace(self.numbers, take_drawn=True)
 
     def begin(self, step: int, episodes: tuple[GroupEpisode, ...], figures: Figures) -> None:
-        """A cycle begins with step `step` and these answers.
+        """Begin a cycle with step `step` and these answers.
 
-        Raises Diverged where too many answers have no score, or nothing could be learned for too long.
+        Raises Diverged if too many answers have no score, or nothing could be learned for too long.
         """
         old = self.numbers
         scored = figures.answers - figures.left_out
@@ -172,10 +176,10 @@ class GroupMemory:
             raise error
 
     def learned(self, report: StepReport) -> None:
-        """Raises Diverged where a ratio held back a step of too many rollouts in a row."""
+        """Update after a step. Raises Diverged if too many rollouts in a row were held back by a ratio."""
         self._step = report.step
         if report.decision == "held" and self.episodes:
-            self.episodes = ()  # the rest of the rollout is as far away
+            self.episodes = ()  # the rest of the rollout is just as off-policy
             self.numbers = replace(self.numbers, holding=True, held_in_a_row=self.numbers.held_in_a_row + 1)
             fix = "lower optim.lr, grpo.epochs or grpo.rollout_batches: answers are learned from for too long"
             self._say_held(report.step, report.held, fix)
@@ -185,7 +189,7 @@ class GroupMemory:
             self.numbers = replace(self.numbers, held_in_a_row=0)
 
     def check_end(self) -> None:
-        """Raises NothingLearned where the run that ends here has learned nothing."""
+        """Raise NothingLearned if the run that ends here has learned nothing."""
         if not self.numbers.spread:
             what, fix = f"no group had answers with different scores in {self._step} steps", _NO_SPREAD
         elif not self.numbers.moved:
@@ -195,7 +199,8 @@ class GroupMemory:
         raise NothingLearned(Fault("", f"nothing was learned: {what}; nothing is published", fix, _NOTHING))
 
     def _look_at_gradient(self, report: StepReport) -> None:
-        """A gradient of zero comes of scores without spread, which is told of rollouts, or of a clip that cuts all."""
+        """Check for zero gradients: from scores without spread (reported per rollout), or from a clip that cuts
+        everything."""
         still = bool(self.episodes) and report.grad_norm == 0
         in_a_row = self.numbers.still_in_a_row + 1 if still else 0
         moved = self.numbers.moved or bool(report.grad_norm)
@@ -222,7 +227,7 @@ class GroupMemory:
         return {start + name: one for start, own in parts.items() for name, one in groups_to_tensors(own).items()}
 
     def _unfinished(self) -> tuple[GroupEpisode, ...]:
-        """The answers that a later step of this cycle still learns from."""
+        """Answers that later steps of this cycle still use."""
         return () if self._step == 0 or self._cycles.place(self._step).ends else self.episodes
 
     def _say_held(self, step: int, what: str, fix: str) -> None:
@@ -232,7 +237,7 @@ class GroupMemory:
             raise Diverged(Fault(f"step {step}", again, fix, code="SF-GRPO"))
 
     def _flat(self, step: int, figures: Figures) -> None:
-        """All groups have one score each."""
+        """React to a rollout without spread in any group."""
         again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
         what = f"no group of {figures.groups} had answers with different scores for {again} rollouts (mean {mean:.4g})"
         fix = _NO_SPREAD

@@ -1,10 +1,10 @@
-"""One rollout: each prompt is answered several times, the answers are scored and compared within their groups.
+"""One rollout of GRPO: each prompt is answered several times, and the answers are scored and compared within groups.
 
-Every rank answers and scores its own places; then all ranks know all answers and scores, share out the passes that
-compute log-probabilities, and know those as well, so that each of them finds the same advantages.
+Every rank generates and scores its own answers; then all ranks get all answers and scores, divide the passes that
+compute log-probabilities, and share these too, so that all compute the same advantages.
 
-Log-probabilities are computed anew by the code that learns from them, but where the first rollout showed that those of
-the engine that drew the answers differ from them by rounding alone (`surefoot.methods.ppo.checks.drawn_suffice`).
+Log-probabilities are recomputed by the training code, unless the first rollout showed that the engine's differ by
+rounding only (`surefoot.methods.ppo.checks.drawn_suffice`).
 
 Shapes: P groups of G answers, E = P G answers group by group, R response tokens of the longest.
 """
@@ -48,7 +48,7 @@ OVERLONG = "overlong"  # the penalty's name among the rewards
 
 @dataclass(frozen=True)
 class Scoring:
-    """How answers are scored. tokenizer: what makes texts of ids."""
+    """Scores answers. tokenizer: decodes ids to texts."""
 
     rewards: tuple[Reward, ...]
     tokenizer: PreTrainedTokenizerBase
@@ -56,9 +56,9 @@ class Scoring:
     waits: Waits
 
     def grade(self, answers: Sequence[Rollout], places: Sequence[int]) -> tuple[list[Graded], list[str]]:
-        """The scores, and each answer with them as JSON, to be kept.
+        """Return the scores, and each answer with its scores as JSON for the run folder.
 
-        places: of each answer's prompt in the data.
+        places: index of each answer's prompt in the data.
         """
         asked = Answers(
             [self._text(one.prompt) for one in answers],
@@ -96,7 +96,7 @@ class Scoring:
 
 
 def _kept(score: Score) -> dict[str, Any]:
-    """Without a number, what became of asking."""
+    """The score's entry in the run folder; without a number, its outcome."""
     said = {"score": score.value} if score.outcome == "scored" else {"score": None, "outcome": score.outcome}
     return said | ({"reason": score.reason} if score.reason else {})
 
@@ -106,9 +106,9 @@ class Passes:
     """How answers go through the models.
 
     model: the policy.
-    logits: asks it.
-    take_drawn: the engine's own log-probabilities stand for the policy's.
-    reference: None where the loss needs none.
+    logits: computes its logits.
+    take_drawn: whether the engine's log-probabilities replace the policy's.
+    reference: None if the loss needs none.
     """
 
     model: nn.Module
@@ -130,11 +130,11 @@ class GroupRollout:
     """Answers of one rollout with their scores.
 
     parts: reward's label -> [E], NaN where it has no score for the answer.
-    outcomes: how often rewards were lost, by what became of asking them.
-    scores: [E], weighted sums of the rewards, NaN where there is none.
-    learned: [E], what is learned from: the scores, or what stands in for them.
+    outcomes: number of lost rewards by outcome.
+    scores: [E], weighted sums of the rewards, NaN if there is none.
+    learned: [E], values used for learning: the scores, or their replacement.
     lengths: [E].
-    drawn: [E, R], the log-probabilities of the engine that wrote the answers; NaN where it cannot tell.
+    drawn: [E, R], log-probabilities of the generating engine, NaN if it gives none.
     """
 
     answers: tuple[Rollout, ...]
@@ -158,7 +158,7 @@ def scored_rollout(
     rewards: Sequence[Reward],
     totals: Totals,
 ) -> GroupRollout:
-    """All ranks' answers and scores from this rank's, at `places` of the rollout. Every rank must ask."""
+    """Gather answers and scores of all ranks; this rank's are at `places` of the rollout. Collective."""
     answers = answers_of_all(prompts.ids, written, places, totals)
     labels = [one.label for one in rewards]
     own = {
@@ -181,16 +181,16 @@ def scored_rollout(
 
 
 def with_penalty(rollout: GroupRollout, limit: int, buffer: int) -> GroupRollout:
-    """Long answers score less, see `overlong_penalty`."""
+    """Subtract the penalty of long answers, see `overlong_penalty`."""
     penalty = overlong_penalty(rollout.lengths, limit, buffer)
     return replace(rollout, parts={**rollout.parts, OVERLONG: penalty}, learned=rollout.learned + penalty)
 
 
 def with_groups(rollout: GroupRollout, groups: Sequence[int], others: GroupRollout, group: int) -> GroupRollout:
-    """The rollout with other answers in these groups.
+    """Replace the answers of these groups.
 
-    groups: their numbers, in the order of `others`.
-    group: answers of each.
+    groups: group numbers, in the order of `others`.
+    group: answers per group.
     """
     places = [number * group + member for number in groups for member in range(group)]
     answers = list(rollout.answers)
@@ -215,14 +215,14 @@ def with_groups(rollout: GroupRollout, groups: Sequence[int], others: GroupRollo
 
 
 def flat_groups(rollout: GroupRollout, group: int) -> torch.Tensor:
-    """[P] bool: those whose answers all have one score."""
+    """[P] bool, True for groups whose answers all have the same score."""
     return without_spread(rollout.learned.where(rollout.lengths > 0, torch.nan).reshape(-1, group))
 
 
 def compute_logprobs(
     rollout: GroupRollout, how: Passes, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of policy and reference, [E, R] each, 0 beyond an answer. Every rank must ask."""
+    """Compute log-probabilities of policy and reference, [E, R] each, 0 after the end of an answer. Collective."""
     asked = [] if how.take_drawn else [ReferenceModel(how.model)]
     asked += [] if how.reference is None else [how.reference]
     found = dict(_pass(rollout.answers, asked, how, temperature)) if asked else {}
@@ -237,7 +237,7 @@ def compute_logprobs(
 def _pass(
     answers: Sequence[Rollout], asked: Sequence[ReferenceModel], how: Passes, temperature: float
 ) -> Iterator[tuple[int, list[list[float]]]]:
-    """Of this rank's share, by place: what each model gives."""
+    """Yield, for this rank's share, (index, log-probabilities by each model)."""
     for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
         rows, tables = batch.to(how.device), []
         kept = kept_index([answers[int(place)].kept for place in batch.examples])
@@ -246,7 +246,7 @@ def _pass(
             with inference_mode(one.model), one.use(), how.kernels(), how.forward():
                 tables.append(_logprobs(how.logits(one.model, rows), temperature, kept).tolist())
         start = 0
-        for place in batch.examples:  # none in a blank one
+        for place in batch.examples:  # none in an empty batch
             assert isinstance(place, int)
             end = start + len(answers[place].response)
             yield place, [numbers[start:end] for numbers in tables]
@@ -260,11 +260,11 @@ def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float, kept
 
 @dataclass(frozen=True)
 class Terms:
-    """What makes episodes of answers and scores.
+    """Constants for making episodes from answers and scores.
 
-    group: answers of each.
+    group: answers per group.
     kl: coefficient of a penalty in the score.
-    correction: for the engine that drew; None where its log-probabilities stand for those of the code that learns.
+    correction: importance weights for the engine; None if its log-probabilities replace the training code's.
     """
 
     facts: GroupLossFacts
@@ -282,10 +282,10 @@ def to_episodes(
     terms: Terms,
     drawn: Sequence[GroupRollout],
 ) -> tuple[tuple[GroupEpisode, ...], Figures]:
-    """The answers with their advantages, and the figures of the rollout. Answers without a token or a score are left
+    """Make episodes with advantages, and the statistics of the rollout. Answers without a token or a score are left
     out.
 
-    drawn: the answers to the rollout's own prompts, and those that were drawn for groups without spread.
+    drawn: the answers to the rollout's own prompts, and those generated to replace groups without spread.
     """
     scores = rollout.learned.where(rollout.lengths > 0, torch.nan)
     if terms.kl > 0 and reference is not None:
@@ -325,8 +325,8 @@ def _figures(
     drawn: Sequence[GroupRollout],
     more: Mapping[str, float],
 ) -> Figures:
-    """Means are over the answers to the rollout's own prompts: those that were drawn for groups without spread would
-    bring them nearer to the middle."""
+    """Statistics of a rollout. Means are over the answers to its own prompts: answers generated to replace groups
+    without spread would bias them towards the middle."""
     own, flat = drawn[0], flat_groups(rollout, terms.group)
     known = own.scores.isfinite()
     metrics = {

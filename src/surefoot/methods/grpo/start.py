@@ -1,7 +1,7 @@
-"""GRPO with its models: a rollout when a cycle begins, the batches of every step, evaluation.
+"""GRPO with its models: rollouts at the start of each cycle, the batches of every step, evaluation.
 
-The policy is evaluated by the mean score of its likeliest answers to held-out prompts. The loss of such an evaluation
-is the negative mean score, so that the lowest loss is the best policy, as everywhere.
+The policy is evaluated by the mean score of its greedy answers to held-out prompts. The evaluation loss is the negative
+mean score, so that the lowest loss is the best policy, as in other stages.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from surefoot.training.report import EvalReport
 
 
 def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """Raises InputError where scores cannot be had, EnvironmentFault where the first rollout shows that the engine
-    draws from another distribution than is learned from."""
+    """Complete the task. Raises InputError if scores are not available, EnvironmentFault if the first rollout shows
+    that engine and training code have different distributions."""
     config, task = run.config, run.task
     rewards = open_rewards(config.grpo.rewards)
     if task.reward is not None:
@@ -75,7 +75,7 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
 
 @dataclass(frozen=True)
 class _Cycle:
-    """What the steps of a cycle ask for."""
+    """Provides the steps of a cycle with batches."""
 
     run: RunInputs
     loaded: LoadedModels
@@ -88,7 +88,7 @@ class _Cycle:
     waits: Waits
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
-        """This rank's micro-batches of the step; the prompts are known from the step alone."""
+        """Return this rank's micro-batches of the step. The given prompts are ignored: they follow from the step."""
         place, plan = self.cycles.place(step), self.run.plan
         if place.begins:
             self._roll_out(step, place)
@@ -101,8 +101,8 @@ class _Cycle:
         return list(for_rank(batches, self.loaded.engine.rank, self.loaded.engine.world))
 
     def evaluate(self, step: int, give_up: Callable[[], bool]) -> Measured | None:
-        """By the likeliest answer to each held-out prompt. Answers are written and scored in one go: a signal is heard
-        before it."""
+        """Evaluate the greedy answers to the held-out prompts. All are generated and scored at once; a signal is only
+        checked before."""
         if give_up():
             return None
         started = time.perf_counter()
@@ -138,7 +138,7 @@ class _Cycle:
         return Measured(report, samples)
 
     def _passes_at(self, data: TokenisedDataset) -> dict[str, float]:
-        """Of answers drawn as in training, without top_p and top_k. Answers without a score count as not drawn."""
+        """pass@k of answers sampled as in training, but without top_p and top_k. Unscored answers do not count."""
         grpo, seed = self.run.config.grpo, evaluation_seed(self.run.config.seed)
         count = grpo.eval_answers
         if not count:
@@ -151,7 +151,7 @@ class _Cycle:
         return {f"pass_at_{k}": pass_at_k(passed, drawn, k) for k in sizes}
 
     def _roll_out(self, step: int, place: Place) -> None:
-        """Draws what is missing of this rollout and of those ahead, in their order, with the weights as they are."""
+        """Generate the missing rollouts up to those in advance, in order, with the current weights."""
         last = self.cycles.place(self.run.total_steps).rollout
         wanted = range(place.rollout, max(place.rollout, min(place.rollout + self.run.config.grpo.ahead, last)) + 1)
         self.memory.keep(wanted)
@@ -163,7 +163,7 @@ class _Cycle:
         self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
 
     def _make(self, step: int, number: int) -> tuple[tuple[GroupEpisode, ...], Figures]:
-        """The episodes of rollout `number`, drawn when `step` is due."""
+        """Make the episodes of rollout `number`, generated at step `step`."""
         config = self.run.config
         grpo = config.grpo
         where = [int(one) for one in self.cycles.prompts(config.seed, number)]
@@ -193,7 +193,7 @@ class _Cycle:
         return episodes, figures
 
     def _hold_mismatch(self, step: int, found: float | None) -> None:
-        """Raises Diverged, or tells, where engine and trainer are further apart than the config allows."""
+        """Raise Diverged, or show a caution, if engine and training code differ by more than the config allows."""
         grpo = self.run.config.grpo
         bound = grpo.mismatch_bound
         if bound == "auto":
@@ -210,13 +210,13 @@ class _Cycle:
         self.notify(f"caution: step {step}: {what}; {fix}")
 
     def _prompts(self, where: Sequence[int]) -> Prompts:
-        """Each as often as it is answered."""
+        """Return the prompts, each repeated for its answers."""
         return prompts_at(self.run.task.data.train, [one for one in where for _ in range(self.run.config.grpo.group)])
 
     def _draw(self, step: int, number: int, where: Sequence[int], attempt: int = 0) -> GroupRollout:
-        """Answers to prompts of rollout `number`, which begins with `step`, with what is learned from.
+        """Generate and score answers to prompts of rollout `number`, which begins with step `step`.
 
-        attempt: from 1 on of prompts that take the place of others.
+        attempt: from 1 on for prompts that replace others.
         """
         config = self.run.config
         grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
@@ -250,7 +250,7 @@ class _Cycle:
         return rollout
 
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of policy and reference. Before the first update they are held against each other and the engine's."""
+        """Compute log-probabilities of policy and reference; before the first update compare them and the engine's."""
         grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
         logprobs, reference = compute_logprobs(rollout, self._passes, grpo.temperature)
         if step == 1 and not self.memory.numbers.take_drawn:
@@ -258,7 +258,7 @@ class _Cycle:
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
             self.notify(f"before the first update: {drawn}", caution=False)
-            # A server can lose track of the weights later on; this process answers with the weights that learn.
+            # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             if grpo.engine == "embedded" and drawn_suffice(rollout.real, logprobs, rollout.drawn, compute):
                 self.memory.take_drawn()
         return logprobs, reference
@@ -293,9 +293,9 @@ class _Cycle:
         top_k: int = 0,
         seed: int = 0,
     ) -> tuple[GroupRollout, list[dict[str, Any]]]:
-        """The answers, and what is kept of each.
+        """Generate and score answers; also return each answer's record for the run folder.
 
-        where: of each prompt in the data.
+        where: index of each prompt in the data.
         """
         engine, tokens = self.loaded.engine, self.run.plan.tokenizer
         most = self.run.config.grpo.max_new_tokens

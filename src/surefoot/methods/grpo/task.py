@@ -1,8 +1,8 @@
-"""GRPO's data: which prompts belong to a step, and that each can be scored.
+"""GRPO's data: the prompts of each step, and checks that they can be scored.
 
-batch.size counts answers, so a step has batch.size / grpo.group prompts. Which prompts, which answers and which draws
-belong to a step is a function of seed and step; what the model makes of them is computed once per cycle, when its first
-step is due (`surefoot.methods.grpo.start`).
+batch.size counts answers, so a step has batch.size / grpo.group prompts. The prompts, answers and random draws of a
+step are a function of seed and step; the model processes them once per cycle, at its first step
+(`surefoot.methods.grpo.start`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def prepare_grpo(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """The prompts. Rewards, and the right answers that they compare with, are looked at here for the first time, so
-    that bad ones are refused early."""
+    """Prepare the prompts. Rewards, and the expected answers they compare with, are also checked here, so that errors
+    appear early."""
     open_rewards(config.grpo.rewards)
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
     if faults := _without_expected(config, data):
@@ -51,7 +51,7 @@ def prepare_grpo(
 
 
 def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:
-    """Records whose right answer a grader cannot find."""
+    """Faults for records in which a grader finds no expected answer."""
     comparing = [term for term in config.grpo.rewards if term.name in COMPARING]
     found: list[Fault] = []
     for term in comparing:
@@ -68,13 +68,13 @@ def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:
 
 
 def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:
-    """Of prompts."""
+    """Cycles of prompts."""
     grpo = config.grpo
     return Cycles(data.mixture, plan.batch.size.value // grpo.group, grpo.rollout_batches, grpo.epochs)
 
 
 def loss_facts(config: RunConfig) -> GroupLossFacts:
-    """The row of the loss, with what the config asks for instead of its own baseline and scale."""
+    """Facts of the loss, with baseline and scale from the config if set."""
     grpo = config.grpo
     row = GROUP_LOSSES[grpo.loss]
     return replace(
@@ -103,17 +103,17 @@ def correction_of(config: RunConfig) -> Correction:
 
 
 def policy_logits(model: nn.Module, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [N, V] at the supervised places, and their targets [N]."""
+    """Return logits [N, V] at the supervised positions, and their targets [N]."""
     return supervised_logits(model, rows)
 
 
 def grpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
-    """The prompts under a plan; `start_grpo` adds the models."""
+    """Make the task of prompts under a plan; `start_grpo` adds the models."""
     cycles, group = cycles_of(config, plan, data), config.grpo.group
     lengths = data.train.lengths
 
     def prompts(step: int) -> np.ndarray:
-        """Of the step's groups."""
+        """Prompts of the step's groups."""
         place = cycles.place(step)
         return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
 
@@ -121,7 +121,7 @@ def grpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
         return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
 
     def step_places(step: int) -> np.ndarray:
-        """All prompts of a rollout where the step begins with one."""
+        """All prompts of a rollout if the step starts one."""
         place = cycles.place(step)
         return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
 

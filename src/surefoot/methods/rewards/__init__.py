@@ -1,1 +1,1 @@
-"""What answers score: functions of the user's own, servers, and graders of surefoot's, each score with its reason."""
+"""Rewards: user functions, servers, and surefoot's graders; each score comes with its reason."""

@@ -1,7 +1,7 @@
-"""What a reward is given, and what it says of each answer.
+"""Input and output of a reward.
 
-A score is never silently 0: a reward that raised, took too long or said nothing finite has an outcome of its own, which
-is counted and shown, and 0.0 is a score like any other.
+A score is never silently 0: a reward that raises, times out or returns something non-finite has its own outcome, which
+is counted and shown; 0.0 is a score like any other.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Outcome = Literal["scored", "raised", "timed_out", "not_finite", "not_asked"]
-"""What became of asking. scored: there is a number. raised, timed_out: there is none because of the reward. not_finite:
-it said NaN or infinity. not_asked: it said None, that it has nothing to say of this answer."""
+"""Outcome of a reward. scored: there is a number. raised, timed_out: the reward failed. not_finite: it returned NaN or
+infinity. not_asked: it returned None, because it does not apply to this answer."""
 LOST: tuple[Outcome, ...] = ("raised", "timed_out", "not_finite")  # no score, though there should be one
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to be scored, with what they answer: all lists of one length, so that nothing can be shuffled apart.
+    """Answers to score, with their prompts: lists of equal length.
 
-    prompts, responses: as people read them, without control tokens.
-    response_ids: token ids, with the stop token where there is one.
-    records: the records that the prompts were read from.
-    stopped: whether the answer has an end.
+    prompts, responses: texts without control tokens.
+    response_ids: token ids, with the stop token if there is one.
+    records: the records of the prompts.
+    stopped: whether the answer ended with a stop token.
     """
 
     prompts: Sequence[str]
@@ -37,7 +37,7 @@ class Answers:
         return len(self.responses)
 
     def one(self, place: int) -> Answers:
-        """A single one."""
+        """Select a single answer."""
         part = slice(place, place + 1)
         return Answers(
             self.prompts[part], self.responses[part], self.response_ids[part], self.records[part], self.stopped[part]
@@ -46,7 +46,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Score:
-    """Of one answer by one reward. value: NaN where there is none. reason: in the reward's words, or the fault."""
+    """Score of one answer by one reward. value: NaN if there is none. reason: the reward's text, or the fault."""
 
     value: float
     reason: str = ""
@@ -57,7 +57,7 @@ Grade = Callable[[Answers], Sequence[Score]]
 
 
 def scored(value: float, reason: str = "") -> Score:
-    """NaN and infinity are no scores."""
+    """Make a score; NaN and infinity become the outcome not_finite."""
     if math.isfinite(value):
         return Score(float(value), reason)
     return Score(math.nan, reason or f"the reward returned {value}", "not_finite")
