@@ -1,1 +1,1 @@
-"""What is true of each training method and of each of its losses: one row each, read by all rooms, without torch."""
+"""Facts about each training method and loss, one row each, read by all rooms; needs no torch."""

@@ -1,1 +1,1 @@
-"""SFT, pretrain, reward, DPO, KTO, PPO, GRPO: what each learns from, with which models and which loss."""
+"""SFT, pretrain, reward, DPO, KTO, PPO, GRPO: the data, models and loss of each."""
