@@ -251,7 +251,7 @@ class TestRefusals:
         hub.asked.clear()
         go_offline(client)
         assert read() == RECORDS
-        assert refused(split="test")[1].startswith("org/lines: is not, or not wholly, in the cache")
+        assert refused(split="test")[1].startswith("org/lines: is not completely cached")
         assert refused("org/other")[0] == 3
         assert refused(streaming=True, max_samples=2)[0] == 3
         assert hub.asked == []
