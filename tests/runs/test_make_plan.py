@@ -138,6 +138,20 @@ def test_attention_is_measured_with_the_window_that_examples_reach_beyond(
     assert [request.window for request in asked if isinstance(request, AttentionRequest)] == [window]
 
 
+def test_packing_is_refused_where_a_window_counts_as_used(tmp_path, probes):
+    """Starcoder2 has no row and no `layer_types`; its mask in transformers follows `sliding_window` alone."""
+    base, packed = str(llama3_tokenizer(tmp_path)), {"data": SHORT | {"packing": "on"}, "stage": "pretrain"}
+
+    def written(**keys):
+        (tmp_path / "config.json").write_text(json.dumps(WIDE | {"model_type": "starcoder2"} | keys))
+        return run_config(model=base, **packed)
+
+    with raises_fault("SF-CONFIG-CONFLICT", "data.packing", "16", "64"):
+        make_plan(written(sliding_window=16))
+    for keys in ({"sliding_window": None}, {"sliding_window": 16, "use_sliding_window": False}):  # twins
+        assert make_plan(written(**keys)).kernels.documents.value == "sdpa"
+
+
 def test_on_a_gpu_the_runs_own_rows_and_documents_are_asked_for_and_tf32_is_measured(tmp_path, monkeypatch, probes):
     """By a machine that is said to have one; the twin, on a CPU, asks for one row and a thousand tokens."""
     asked: list = []

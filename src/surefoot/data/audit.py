@@ -72,6 +72,10 @@ class Sample:
     verdict: str = ""
     pictures: tuple[Picture, ...] = ()
 
+    @property
+    def learned_as_good(self) -> bool:
+        return self.verdict not in {bad for bad, _ in _VERDICTS.values()}
+
 
 @dataclass(frozen=True)
 class Audit:

@@ -303,7 +303,11 @@ def _fused_rotary(structure: Structure | None) -> bool:
 
 
 def _window(keys: ConfigKeys, family: Family | None) -> int | None:
-    """Return the sliding window, None if no layer uses it."""
+    """Return the sliding window, None if no layer uses it.
+
+    If neither `layer_types` nor a row says which layers use it, it counts as used: a mask that is not needed costs
+    time, while packing without a mask that is needed trains another model.
+    """
     if keys.get("sliding_window") is None:
         return None
     kinds = keys.get("layer_types")
@@ -311,7 +315,7 @@ def _window(keys: ConfigKeys, family: Family | None) -> int | None:
     if isinstance(kinds, list):
         used = _SLIDING in kinds
     elif rule is None:
-        used = False
+        used = (family is None or family.structure is None) and keys.get("use_sliding_window") is not False
     else:
         first = keys.get(rule.from_layer) or 0 if rule.from_layer else 0
         used = all(map(keys.says, rule.when)) and first < keys.positive("num_hidden_layers")

@@ -106,9 +106,11 @@ def _counts(audit: Audit) -> str:
 
 
 def _example(data: PreparedData) -> Text:
-    """Show the shortest sample of the audit."""
-    sample = min(data.audit.samples, key=lambda one: one.tokens)
-    return Text(f"row {sample.number}: ") + sample_text(sample, _SAMPLE, _SAMPLE // 4, lines=False)
+    """Show the shortest sample that is learned as good, or another if the audit has none."""
+    sample = min(data.audit.samples, key=lambda one: (not one.learned_as_good, one.tokens))
+    verdict = f" ({sample.verdict})" if sample.verdict else ""
+    shown = sample_text(sample, _SAMPLE, _SAMPLE // 4, lines=False)
+    return Text(f"row {sample.number}{verdict}: ") + shown
 
 
 def _batch(unit: str, plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:

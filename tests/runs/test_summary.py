@@ -1,0 +1,60 @@
+"""What the screen says before step 1."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+
+from helpers.model_layouts import run_config
+from helpers.tiny_models import tiny_llama
+from surefoot.data.audit import Sample
+from surefoot.report.console import Console
+from surefoot.runs.custom import NOTHING
+from surefoot.runs.prepare import prepare
+from surefoot.runs.run_folder import inspect_folder
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    tiny_llama(folder / "base", pad=True)
+    return folder
+
+
+def example(folder, stage, rows):
+    """The answer that the line `example` has between its marks, with what stands before it."""
+    (folder / "rows.json").write_text(json.dumps(rows))
+    data = {"train": str(folder / "rows.json"), "max_length": 64}
+    config = run_config(stage=stage, model=str(folder / "base"), data=data, output=str(folder / "run"), adapter=None)
+    screen = io.StringIO()
+    prepare(config, inspect_folder(config, "new"), Console(screen), NOTHING)
+    (line,) = re.findall(r"example +(.*?)\n\S", screen.getvalue(), re.DOTALL)
+    return " ".join(line.split())
+
+
+def pairs(rejected):
+    return [{"prompt": f"Say {n}.", "chosen": "sky " * 6, "rejected": rejected} for n in range(3)]
+
+
+def judged(*labels):
+    return [
+        {"prompt": f"Say {n}.", "completion": "sky " * (6 if label else 1), "label": label}
+        for n, label in enumerate(labels)
+    ]
+
+
+def test_the_example_is_one_that_is_learned_as_good(workplace, monkeypatch):
+    """Though the shortest sample is the worse answer of a pair, or an answer that is to become less likely."""
+    assert "sky sky" in example(workplace, "dpo", pairs("no"))
+    assert "sky sky" in example(workplace, "kto", judged(True, False, False, True, False))
+    monkeypatch.setattr(Sample, "learned_as_good", True)  # twin
+    assert "sky sky" not in example(workplace, "dpo", pairs("no"))
+
+
+def test_where_no_sample_is_good_its_verdict_is_said(workplace):
+    shown = example(workplace, "kto", judged(False, True, False, True, False))  # the first, the middle and the last
+    assert "(bad)" in shown
+    assert "sky sky" not in shown
