@@ -4,11 +4,26 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
-from helpers.architectures import GEMMA2, GEMMA3, GPT2, LLAMA, MISTRAL, OPT, PHI3, PUBLISHED, QWEN2, QWEN3, TINY, build
+from helpers.architectures import (
+    GEMMA2,
+    GEMMA3,
+    GPT2,
+    LLAMA,
+    MISTRAL,
+    OPT,
+    PHI3,
+    PUBLISHED,
+    QWEN2,
+    QWEN3,
+    TINY,
+    build,
+    window_of,
+)
 from helpers.faults import raises_fault
 from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, model_facts
 from surefoot.families import FAMILIES, find
@@ -162,13 +177,41 @@ def test_a_config_written_by_transformers_gives_the_same_facts(tmp_path, name):
 )
 def test_the_window_is_the_one_that_layers_use(tmp_path, config, window):
     assert model_facts(tmp_path, config).window == window
-    model = build(config)
-    used = model.config.get_text_config()
-    kinds = getattr(used, "layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention"] * 3 if config["model_type"] in ("mistral", "phi3") else ["full_attention"] * 3
-    in_use = getattr(used, "sliding_window", None) if "sliding_attention" in kinds else None
-    assert in_use == window
+    assert window_of(build(config, device="cpu")) == window
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_windows_and_dropouts_of_a_row_are_the_models(tmp_path, name):
+    """Every share of dropout that the class's config has is turned on alone; the row names those that do something."""
+    config = TINY[name]
+    assert model_facts(tmp_path, config).window == window_of(build(config, device="cpu"))
+    assert unlike_model(tmp_path, config) == []
+
+
+def test_twin_a_row_that_leaves_out_window_or_dropout_is_noticed(tmp_path, monkeypatch):
+    for config, change in ((MISTRAL, {"window": None}), (PHI3, {"dropouts": ()})):
+        broken = dataclasses.replace(find(config["model_type"]), **change)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "find", lambda model_type, broken=broken: broken)
+            seen = model_facts(tmp_path, config).window == window_of(build(config, device="cpu"))
+            assert not seen or unlike_model(tmp_path, config)
+
+
+def unlike_model(folder, config) -> list[str]:
+    """Keys of dropout that change what the built model computes in training and not what the row says, or the other
+    way round."""
+    keys = CONFIG_MAPPING[config["model_type"]]().to_dict()
+    shares = [key for key, value in keys.items() if "drop" in key and isinstance(value, float)]
+    found, ids = [], torch.arange(3, 23)[None]
+    for key in shares:
+        alone = config | dict.fromkeys(shares, 0.0) | {key: 0.9}
+        facts, model = model_facts(folder, alone), build(alone, device="cpu")
+        torch.manual_seed(0)
+        with torch.no_grad():
+            on, off = (model.train(mode)(input_ids=ids, use_cache=False).logits for mode in (True, False))
+        if torch.equal(on, off) == bool(facts.dropouts or facts.attention_dropout):
+            found.append(key)
+    return found
 
 
 def test_dropout_that_config_json_leaves_out_is_on(tmp_path):
@@ -246,7 +289,7 @@ def test_a_file_that_is_no_json_is_named_with_its_line(tmp_path):
 
 def test_families_are_found_by_model_type_and_named_once():
     assert [find(family.model_types[0]) for family in FAMILIES] == list(FAMILIES)
-    assert find("stablelm") is None
+    assert find("stablelm") is None, "it has a row now: take another model_type without one here, and in the test below"
     types = [name for family in FAMILIES for name in family.model_types]
     assert len(types) == len(set(types))
 

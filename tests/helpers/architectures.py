@@ -196,3 +196,15 @@ def build(config: dict[str, Any], *, device: str = "meta", **options: Any) -> Pr
     keys = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
     with torch.device(device):
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]](**keys), **options)
+
+
+def window_of(model: PreTrainedModel, tokens: int = 40) -> int | None:
+    """Tokens that a layer of the built model attends to, itself among them; None where every layer attends to all of
+    `tokens`. Weights beyond a mask are exactly 0, and no other weight of so small a model is."""
+    model.set_attn_implementation("eager")
+    ids = torch.arange(tokens).remainder(60)[None] + 3
+    with torch.no_grad():
+        layers = model.eval()(input_ids=ids, output_attentions=True, use_cache=False).attentions
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None]
+    widths = [int(distance[(weights[0] > 0).any(0)].max()) + 1 for weights in layers]
+    return min(widths) if min(widths) < tokens else None
