@@ -49,7 +49,9 @@ BY_HAND = {
         "projector": (4 * (4608 * 4608 + 4608 + 4608 * 4096 + 4096) + 2 * 1152 + 3 * 2 * 4608, 0),
     },
 }  # fmt: skip
-TOTALS = {"gpt-oss-20b": 20_914_757_184, "Qwen3-VL-8B": 8_767_123_696}  # as the hub counts them
+# Of gpt-oss-20b `general.parameter_count` in its GGUF files, of Qwen3-VL-8B `safetensors.total` in the hub's API. The
+# shapes of their layers, norms and heads included, sum to the same numbers.
+TOTALS = {"gpt-oss-20b": 20_914_757_184, "Qwen3-VL-8B": 8_767_123_696}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
