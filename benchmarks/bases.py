@@ -85,6 +85,14 @@ SIZES = {
         large=True,
     ),
     "8b": Shape(32, 4096, 128_256, {**_LLAMA3, "intermediate_size": 14_336, "rope_parameters": _rope(8.0)}, large=True),
+    # Llama-3.1-70B
+    "70b": Shape(
+        80,
+        8192,
+        128_256,
+        {**_LLAMA3, "num_attention_heads": 64, "intermediate_size": 28_672, "rope_parameters": _rope(8.0)},
+        large=True,
+    ),
 }
 
 

@@ -1,0 +1,112 @@
+"""The memory that the plan forecasts for 1B, 8B and 70B models on a GPU, and what torch would allocate there.
+
+    PYTHONPATH=tests python -m helpers.pretend_gpu python benchmarks/memory_shapes.py [--only TEXT] [--out FILE.json]
+
+It needs no GPU and no weights. The pretend GPU (tests/helpers/pretend_gpu) runs the code of a training step with
+operators on real numbers that give shapes alone, and counts bytes in blocks as CUDA's allocator does: so this is what
+surefoot's, PEFT's and transformers' code keeps and frees, in the order of a real step. It knows nothing of what a GPU's
+kernels take for themselves (workspaces), nor of fragments between blocks.
+
+The base is a safetensors file of the right size with nothing in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import memory
+from bases import SIZES, Shape, write_config
+from fresh import told_by
+
+MODELS = ("1b", "8b", "70b")
+ADAPTERS = ("lora", "dora", "full")
+AGAIN = ("on", "off")
+LENGTH = 2048
+EDGE = 8 << 40  # bytes of the device: nothing is refused
+SHARD = 4 << 30  # bytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.case)))
+        return
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for size, adapter, again in itertools.product(MODELS, ADAPTERS, AGAIN):
+            name = f"{size} {adapter} {again}"
+            if options.only not in name:
+                continue
+            case = {"name": name, "size": size, "adapter": adapter, "again": again, "folder": temporary}
+            case |= {"device": "cuda", "length": LENGTH, "precision": "bf16", "data": None}
+            row = case | told_by([sys.executable, __file__, "--case", json.dumps(case)])
+            row["off"] = row["forecast"] / row["peak"] - 1
+            found.append(row)
+            forecast, peak = (row[key] / 2**30 for key in ("forecast", "peak"))
+            print(f"{name:>14}  forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}", flush=True)
+    if not found:
+        sys.exit(f"--only: no case has {options.only!r} in its name")
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """In this process, by the program for machines that have the weights."""
+    from pretend_cuda import device
+
+    from surefoot.models import adapter_targets
+
+    device().set_limit(EDGE)
+    device().set_shapes_only(True)
+    shape = SIZES[case["size"]]
+    base = Path(case["folder"]) / case["size"]
+    if not base.exists():
+        build_empty(base, shape)
+    memory.SIZES[case["size"]] = shape
+    adapter_targets.zero_norm_rows = lambda model, targets: {}  # of weights that are not there
+    return memory.measure(case)
+
+
+def build_empty(folder: Path, shape: Shape) -> None:
+    """Config, tokenizer, and weights in files of which only the headers are written; the rest of each is a hole."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = write_config(folder, ["a b c"], shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shards: list[dict[str, Any]] = [{}]
+    end = 0
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if end > SHARD:
+            shards.append({})
+            end = 0
+        size = 2 * tensor.numel()
+        shards[-1][name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + size]}
+        end += size
+    places = {}
+    for number, header in enumerate(shards, 1):
+        file = folder / f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+        text += b" " * (-len(text) % 8)
+        with open(file, "wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            out.truncate(8 + len(text) + max(one["data_offsets"][1] for one in header.values()))
+        places |= dict.fromkeys(header, file.name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+if __name__ == "__main__":
+    main()
