@@ -26,7 +26,7 @@ BESIDES = {
     "grpo": {NARROWED, ("aten::nonzero", "methods/losses/grpo.py:answers_of")},
 }
 STEPS = 3
-THE_ONE = ("copy to the host", "training/step.py:_look")
+THE_ONE = ("copy to the host", "training/step.py:_to_host")
 
 
 def lengths(prompts, responses):

@@ -81,7 +81,7 @@ def moments_on_the_host(patch: Patch) -> None:
     real = optimizer_state.load_optimizer_tensors
 
     def load(optimizer: Any, parameters: Any, tensors: Any) -> None:
-        real(optimizer, parameters, tensors, held=lambda entry, parameter: entry.clone())
+        real(optimizer, parameters, tensors, place=lambda entry, parameter: entry.clone())
 
     patch.setattr(replicated, "load_optimizer_tensors", load)
 
@@ -168,7 +168,7 @@ def test_draws_that_do_not_follow_the_step_do_not_resume(world):
 
 def test_numbers_that_are_read_before_they_have_come_are_wrong(world):
     """A look that does not wait: the guard sees what lay in the host's memory before."""
-    real = step._look
+    real = step._to_host
 
     def look(engine: Any, sums: Any, norms: Any, weight: int, moments: Any) -> Any:
         seen = real(engine, sums, norms, weight, moments)
@@ -177,6 +177,6 @@ def test_numbers_that_are_read_before_they_have_come_are_wrong(world):
 
     config = config_of(world, "early", precision="fp32")
     with Patch.context() as patch:
-        patch.setattr(step, "_look", look)
+        patch.setattr(step, "_to_host", look)
         rows = train(config)
     assert all(row["loss"] > 1e30 for row in rows)
