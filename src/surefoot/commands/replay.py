@@ -125,7 +125,7 @@ def _verdict(found: Replayed, *, finite: bool, crashed: bool) -> str:
     """
     if found.plain:
         if finite:
-            said = "goes through" if crashed else "is finite"
+            said = "succeeds" if crashed else "is finite"
             return f"with --plain (fp32) it {said}: the cause is the run's precision or a kernel, not the data"
         where = "at the same module" if found.same_place else "too, at another module"
         return f"with --plain (fp32) it fails {where}: the cause is the weights, the data or the model"

@@ -141,7 +141,7 @@ def reproduced(kept: Path, plant: Plant, plain: Any) -> list[str]:
     plant.patch.undo()
     code, said = call("replay", str(kept))
     assert code == 6, said
-    assert ": it goes through\nnot reproduced" in said
+    assert ": it succeeds\nnot reproduced" in said
     code, said = again(plant, plain, kept)
     assert code == 0, said
     assert said.endswith("reproduced: the same exception at the same place\n")
@@ -267,10 +267,10 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     plant.patch.setattr(replay_module, "_rerun", looking)
     code, said = call("replay", str(kept))
     assert code == 6, said
-    assert ", now, from checkpoint-3: it goes through" in said
+    assert ", now, from checkpoint-3: it succeeds" in said
     for checkpoint in (world / name).glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    assert ", now, from the base model: it goes through" in call("replay", str(kept))[1]
+    assert ", now, from the base model: it succeeds" in call("replay", str(kept))[1]
     earlier, then, *again = seen  # of the evaluations after steps 2 and 4, and of both replays
     assert all(torch.equal(one[key], then[key]) for one in again for key in then)
     assert not all(torch.equal(earlier[key], then[key]) for key in then)  # twin
