@@ -151,22 +151,25 @@ def text_of(section: str) -> dict[str, str]:
     return {key: " ".join((field.description or "").split()) for key, field in fields.items()}
 
 
-def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> list[str]:
-    """Keys whose text names other methods or losses than the rows of the methods that read the section."""
-    found = []
+def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> dict[str, tuple[object, str]]:
+    """Keys whose text names other methods or losses than the rows of the methods that read the section, or in another
+    order -> (what the text has to hold, the text)."""
+    found: dict[str, tuple[object, str]] = {}
     for name, method in methods.items():
-        for key in said:
-            readers = in_words(read_by(key, method.losses)) if read_by(key, method.losses) else ""
-            only = readers or (name if key in method.own_keys else "")
-            if only and not re.match(rf"{only} only[.:] ", said[key]):
-                found.append(key)
-        if method.losses:
-            named = re.findall(r"(?:^|\. )([\w+]+): ", said["loss"])
-            found += ["loss"] if {*named} != {*method.losses} else []
+        for key, text in said.items():
+            readers = read_by(key, method.losses) or ((name,) if key in method.own_keys else ())
+            only = in_words(readers) if readers else ""
+            if only and not re.match(rf"{only} only[.:] ", text):
+                found[key] = f"{only} only: ...", text
+        if method.losses and re.findall(r"(?:^|\. )([\w+]+): ", said["loss"]) != [*method.losses]:
+            found["loss"] = [f"{loss}: ..." for loss in method.losses], said["loss"]
         if method.reference and method.losses and not method.rollouts:  # where a key of its own asks for one
-            free = in_words([loss for loss, row in method.losses.items() if not row.reference])
-            found += [] if f"Without a reference: {free}." in said["loss"] else ["reference"]
-            found += [] if at_one(method.losses) in said["sft"] else ["sft"]
+            free = [loss for loss, row in method.losses.items() if not row.reference]
+            for key, wanted in (("loss", f"Without a reference: {in_words(free)}."), ("sft", at_one(method.losses))):
+                if wanted not in said[key]:
+                    found[key] = wanted, said[key]
+            if re.findall(r"(\w+)(?=[\w, ]*: )", said["beta"]) != free:
+                found["beta"] = [f"{loss}: ..." for loss in free], said["beta"]
     return found
 
 
@@ -179,20 +182,29 @@ def at_one(losses: Mapping[str, LossFacts], quote: str = "") -> str:
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_texts_of_keys_name_the_losses_of_the_rows(section):
     readers = {name: one for name, one in METHODS.items() if one.section == section}
-    assert unlike_rows(text_of(section), readers) == []
+    assert unlike_rows(text_of(section), readers) == {}
 
 
 def test_twins_a_row_that_changes_makes_the_texts_untrue():
     said, dpo = text_of("alignment"), METHODS["dpo"]
-    changes = {
-        "label_smoothing": {"ipo": replace(PAIR_LOSSES["ipo"], keys=("label_smoothing",))},
-        "reference": {"orpo": replace(PAIR_LOSSES["orpo"], reference=True)},
-        "sft": {"simpo": replace(PAIR_LOSSES["simpo"], sft=1.0)},
-        "loss": {"slic": LossFacts(reference=True)},
-    }
-    for key, change in changes.items():
-        assert unlike_rows(said, {"dpo": replace(dpo, losses={**PAIR_LOSSES, **change})}) == [key]
-    assert unlike_rows(said, {"dpo": replace(dpo, own_keys=("good",))}) == ["good"]
+    for keys, change in [
+        ({"label_smoothing"}, {"ipo": replace(PAIR_LOSSES["ipo"], keys=("label_smoothing",))}),
+        ({"loss", "beta"}, {"orpo": replace(PAIR_LOSSES["orpo"], reference=True)}),
+        ({"sft"}, {"simpo": replace(PAIR_LOSSES["simpo"], sft=1.0)}),
+        ({"loss"}, {"slic": LossFacts(reference=True)}),
+        ({"loss", "beta"}, {"slic": LossFacts(reference=False)}),
+    ]:
+        assert unlike_rows(said, {"dpo": replace(dpo, losses={**PAIR_LOSSES, **change})}).keys() == keys
+    in_another_order = dict(reversed(PAIR_LOSSES.items()))
+    assert "loss" in unlike_rows(said, {"dpo": replace(dpo, losses=in_another_order)})
+    assert unlike_rows(said, {"dpo": replace(dpo, own_keys=("good",))}).keys() == {"good"}
+
+
+def test_the_readme_names_the_losses_of_the_rows():
+    """Behind DPO, which is `sigmoid`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"\[DPO \(([^)]+)\)[^\]]*\]\(docs/preference\.md\)", readme)
+    assert ["sigmoid", *named.lower().split(", ")] == [*PAIR_LOSSES]
 
 
 def test_the_page_names_the_losses_of_the_rows():

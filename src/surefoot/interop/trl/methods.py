@@ -114,7 +114,7 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
     main = [loss for loss in losses if loss != "sft"]
     if len(main) != 1 or main[0] not in _LOSSES or len(losses) > 2:
         fix = f"use one of {', '.join(_LOSSES)}, optionally with sft"
-        draft.refuse(kind, f"surefoot has no {' + '.join(map(str, losses))}", fix)
+        draft.refuse(kind, f"surefoot has no {' + '.join(map(str, losses))} as TRL defines it", fix)
         return False
     if len(weights) != len(losses) or any(isinstance(one, bool | str) for one in weights):
         draft.refuse(weighing, f"expected {len(losses)} numbers, one per loss")
@@ -142,7 +142,9 @@ def _set_dpo(draft: Draft) -> None:
 def _set_cpo(draft: Draft) -> None:
     kind, alpha = draft["loss_type"], draft["cpo_alpha"]
     if kind not in ("sigmoid", "simpo"):
-        draft.refuse("loss_type", f"surefoot has no reference-free loss {kind}", "use sigmoid or simpo")
+        draft.refuse(
+            "loss_type", f"surefoot has no reference-free loss {kind} as TRL defines it", "use sigmoid or simpo"
+        )
         return
     smoothed = draft["label_smoothing"]
     if kind == "simpo":
