@@ -9,6 +9,7 @@ from pydantic import Field, field_serializer
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, ShortForm, Text
 from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, CorrectionKind
+from surefoot.system.locations import is_address, is_function
 
 if TYPE_CHECKING:
     PairLoss = str
@@ -136,7 +137,8 @@ class PpoConfig(Section):
 class RewardTerm(Section):
     name: Annotated[Text, Field(examples=["numeric"])]
     """A built-in reward (exact, numeric, choice, regex, length, json, math or code, see docs/grpo.md);
-    FILE.py:FUNCTION, MODULE:FUNCTION or entry_point:NAME; or an http(s) address."""
+    FILE.py:FUNCTION, MODULE:FUNCTION or entry_point:NAME; an http(s) address; or a reward model: a hub id, or a folder
+    written with a slash (./reward), of a run of stage reward or of a merged model."""
     weight: Annotated[float, Number] = 1.0
     """Weight of its scores in the sum; 0: they are only logged."""
     field: Annotated[Text | None, Field(examples=["answer"])] = None
@@ -149,6 +151,12 @@ class RewardTerm(Section):
     """length: answers with more tokens than this score 0."""
     seconds: Annotated[Positive | None, Field(examples=[10])] = None
     """Time limit. math: of one comparison. code: CPU time of one program, in whole seconds. null: 5."""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it names a reward model."""
+        name = self.name
+        return "/" in name and not (is_address(name) or is_function(name) or name.startswith("entry_point:"))
 
 
 class GrpoConfig(Section):
@@ -228,3 +236,12 @@ class GrpoConfig(Section):
     """What generates answers: this process or a vLLM server."""
     vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
     """Address of the vLLM server."""
+
+    @property
+    def reward_models(self) -> dict[str, str]:
+        """Reward models among the rewards, each once, and the key that names it first."""
+        found: dict[str, str] = {}
+        for place, term in enumerate(self.rewards):
+            if term.is_model:
+                found.setdefault(term.name, f"grpo.rewards.{place}.name")
+        return found

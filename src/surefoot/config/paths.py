@@ -43,6 +43,7 @@ def path_problems(config: RunConfig) -> list[Problem]:
     model = config.model.path
     problems = [*model_problems(model), *_revision(model, config.model.revision), *_output(config.output, model)]
     named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
+    named |= {key: name for name, key in config.grpo.reward_models.items()}
     for key, text in named.items():
         problems += _scored(key, text)
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):

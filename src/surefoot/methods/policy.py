@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
+from surefoot.methods.method import ONE_GROUP, Built
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_of
@@ -91,3 +93,8 @@ def write_policy(policy: nn.Module, plan: RunPlan, folder: Path) -> None:
         causal_model(policy).generation_config.save_pretrained(folder)
     else:
         save_full(policy, folder)
+
+
+def policy_alone(policy: nn.Module, plan: RunPlan) -> Built:
+    """Of a method whose policy is all that trains."""
+    return Built(policy, policy, ONE_GROUP, partial(write_policy, policy, plan), lambda folder: None, {})

@@ -51,10 +51,11 @@ def _ppo() -> MethodFunctions:
 
 
 def _grpo() -> MethodFunctions:
+    from surefoot.methods.grpo.reward_models import build_grpo
     from surefoot.methods.grpo.start import start_grpo
     from surefoot.methods.grpo.task import grpo_task, prepare_grpo
 
-    return MethodFunctions(prepare_grpo, grpo_task, start=start_grpo)
+    return MethodFunctions(prepare_grpo, grpo_task, build_grpo, start_grpo)
 
 
 FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(

@@ -139,9 +139,7 @@ class PPOModels(nn.Module):
         if self._reward is None:
             raise ValueError("there is no reward model")
         with self._frozen_call(self._reward):
-            rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_positions(batch)
-            values = self._reward.model.values(batch, rows * batch.input_ids.shape[1] + last)
-        return values[rows, last]
+            return last_values(self._reward.model, batch)
 
     @contextmanager
     def inference(self) -> Iterator[None]:
@@ -235,6 +233,12 @@ class PPOModels(nn.Module):
             for name, parameter in self.named_parameters()
             if parameter.requires_grad and (name.startswith(f"{apart}.") if own is None else name in own)
         )
+
+
+def last_values(model: ScoredModel, batch: Batch) -> torch.Tensor:
+    """[B] in fp32: what a reward model scores, the values at the last real tokens."""
+    rows, last = torch.arange(len(batch.input_ids), device=batch.input_ids.device), last_positions(batch)
+    return model.values(batch, rows * batch.input_ids.shape[1] + last)[rows, last]
 
 
 def last_positions(batch: Batch) -> torch.Tensor:

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from surefoot.config.methods import RewardTerm
 from surefoot.config.overrides import set_at, value_at
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.family import Family, Structure
@@ -180,6 +181,10 @@ def _others(given: Mapping[str, Any], path: str, model: ModelFacts) -> _Found:
         name = value_at(given, key)
         if name is not None and not is_address(str(name)) and not is_function(str(name)):
             yield f"{key}: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
+    for term in value_at(given, "grpo.rewards") or ():
+        name = term["name"] if isinstance(term, Mapping) else term
+        if RewardTerm(name=name).is_model:
+            yield f"grpo.rewards: {name} belongs to the old model (its tokenizer must be the policy's): train it anew"
     reference = value_at(given, "alignment.reference")
     if reference not in (None, "auto", "adapter-off", "model", "cached"):
         yield f"alignment.reference: {reference} must have the new model's tokenizer"

@@ -274,6 +274,8 @@ class RunPlan:
     reward: RewardPlan | None = None  # of stage reward
     reference: Choice[str] | None = None  # of stages dpo and kto
     ppo: PpoPlan | None = None  # of stage ppo
+    # Of stage grpo, in the order of `GrpoConfig.reward_models`: adapter, adapter-off or model, as in `PpoPlan`.
+    reward_models: tuple[Choice[str], ...] = ()
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None in older plans
     kernels: KernelsPlan = KernelsPlan()
     balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None without experts

@@ -9,7 +9,7 @@ before that, and smaller.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
@@ -40,16 +40,18 @@ class RoleFacts:
 
 @dataclass(frozen=True)
 class Roles:
-    """The models that PPO uses besides the policy.
+    """The models that PPO or GRPO uses besides the policy.
 
     base: identifies the policy's base, as in `RoleFacts`.
     critic: the model it is initialized from; None: the policy.
     reward: None if scores come from a function or a server.
+    rewards: those of `grpo.rewards`, in the order of `GrpoConfig.reward_models`.
     """
 
     base: str = ""
     critic: RoleFacts | None = None
     reward: RoleFacts | None = None
+    rewards: tuple[RoleFacts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,12 @@ def plan_ppo(
         reference = Choice("adapter-off", f"{whose} without its adapter", "default")
     else:
         reference = Choice("model", f"a second copy of the base in {dtype}: all weights of the policy train", "default")
-    reward, scored = _reward(config, roles.reward, critic, work, trunks)
+    whose_trunks = {base: "the critic's" if base == critic.base else "the policy's" for base in trunks}
+    if roles.reward:
+        reward, scored = _place(roles.reward, work, whose_trunks)
+    else:
+        named = config.ppo.reward or "a function"
+        reward, scored = Choice(named, "scores come from outside; no reward model is loaded", "user"), 0
     plan = PpoPlan(
         actor=Choice("adapter" if actor else "model", "the policy that is published", "default"),
         critic=critic.choice,
@@ -151,20 +158,25 @@ def _without_head(shape: AdapterShape, model: ModelFacts) -> AdapterShape:
     return shape.model_copy(update={"targets": targets, "modules_to_save": saved})
 
 
-def _reward(
-    config: RunConfig, facts: RoleFacts | None, critic: _Critic, work: Workload, trunks: Collection[str]
-) -> tuple[Choice[str], int]:
-    """Return the choice, and bytes of frozen weights stored only for it. trunks: bases that are loaded anyway."""
-    if facts is None:
-        named = config.ppo.reward or "a function"
-        return Choice(named, "scores come from outside; no reward model is loaded", "user"), 0
+def plan_reward_models(roles: Roles, work: Workload) -> tuple[tuple[Choice[str], ...], Workload]:
+    """Return where each reward model of GRPO is loaded, and the workload including them. Pure."""
+    trunks = {roles.base: "the policy's"} if work.adapter else {}
+    placed = [_place(one, work, trunks) for one in roles.rewards]
+    return tuple(choice for choice, _ in placed), replace(work, beside=work.beside + sum(own for _, own in placed))
+
+
+def _place(facts: RoleFacts, work: Workload, trunks: Mapping[str, str]) -> tuple[Choice[str], int]:
+    """Return the choice for a reward model, and bytes of frozen weights stored only for it.
+
+    trunks: bases that are loaded anyway, and whose they are.
+    """
     own = 4 * (facts.adapter or 0)
     if facts.base not in trunks:
         why = "no model with an adapter shares its base"
         return Choice("model", f"a model of its own, {why}: {facts.path}", "user"), _frozen_bytes(
             facts.model, work
         ) + own
-    whose = "the critic's" if facts.base == critic.base else "the policy's"
+    whose = trunks[facts.base]
     if facts.adapter is None:
         return Choice("adapter-off", f"{whose} base without its adapter: {facts.path}", "user"), 0
     return Choice("adapter", f"a frozen adapter on {whose} base: {facts.path}", "user"), own

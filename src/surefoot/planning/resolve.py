@@ -41,7 +41,7 @@ from surefoot.planning.parallel import (
     plan_parallel,
 )
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
-from surefoot.planning.ppo import Roles, plan_ppo
+from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import plan_reward, without_idle
@@ -69,7 +69,7 @@ def resolve(
     """Return the plan of the run.
 
     environment: relevant environment variables, by name.
-    roles: the models of stage ppo.
+    roles: the models of stages ppo and grpo.
 
     Raises InputError with every conflict.
     """
@@ -124,6 +124,7 @@ def resolve(
     ppo = None
     if config.method.critic:
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
+    reward_models, work = plan_reward_models(roles, work)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
@@ -184,6 +185,7 @@ def resolve(
         reward=reward,
         reference=reference,
         ppo=ppo,
+        reward_models=reward_models,
         kernels=kernels,
         dropout=plan_dropout(config),
         balance=balance,

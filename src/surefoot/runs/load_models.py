@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.methods.method import ACTOR, CRITIC, ONE_GROUP, Built, LoadedModels
-from surefoot.methods.policy import load_policy, write_policy
+from surefoot.methods.method import ACTOR, CRITIC, LoadedModels
+from surefoot.methods.policy import load_policy, policy_alone
 from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
@@ -90,7 +89,7 @@ def load_models(
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = functions_of(config.stage).build
     found = verify_model(policy, plan, at_first.type)
-    built = build(config, plan, policy, base) if build else _policy_alone(policy, plan)
+    built = build(config, plan, policy, base) if build else policy_alone(policy, plan)
     if checkpoint is not None:
         built.load(checkpoint.folder)
     if kept:
@@ -169,7 +168,3 @@ def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:
     optim = config.optim
     main = OptimizerSettings(optim.name, optim.betas, optim.momentum, optim.eps, optim.weight_decay)
     return {ALL: main, ACTOR: main, CRITIC: replace(main, weight_decay=config.ppo.critic_weight_decay)}
-
-
-def _policy_alone(policy: nn.Module, plan: RunPlan) -> Built:
-    return Built(policy, policy, ONE_GROUP, partial(write_policy, policy, plan), lambda folder: None, {})

@@ -72,9 +72,11 @@ def make_plan(
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:
-    """Return the models that PPO uses besides the policy. Other stages read no other models."""
-    if not config.method.critic:
+    """Return the models that PPO and GRPO use besides the policy. Other stages read no other models."""
+    if config.method.critic:
+        from surefoot.methods.ppo.models import find_roles
+    elif config.method.rollouts and config.grpo.reward_models:
+        from surefoot.methods.grpo.reward_models import find_roles
+    else:
         return Roles()
-    from surefoot.methods.ppo.models import find_roles
-
     return find_roles(config, base)

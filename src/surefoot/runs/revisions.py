@@ -77,7 +77,8 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
 def hub_names(config: RunConfig) -> list[str]:
     """Return the models and data sets that the run reads from the hub, without duplicates, cached or not. Raises
     InputError if a folder's description cannot be read."""
-    models = (config.model.path, config.alignment.reference, config.reward.init, config.ppo.reward, config.ppo.critic)
+    scored = (config.reward.init, config.ppo.reward, config.ppo.critic, *config.grpo.reward_models)
+    models = (config.model.path, config.alignment.reference, *scored)
     groups = (config.data.train, config.data.eval)
     sources = [source for group in groups if isinstance(group, tuple) for source in group]
     named = [*(name for name in models if name and not looks_local(name)), *map(hub_data_name, sources)]

@@ -1,7 +1,8 @@
 """One rollout of GRPO: each prompt is answered several times, and the answers are scored and compared within groups.
 
-Every rank generates and scores its own answers; then all ranks get all answers and scores, divide the passes that
-compute log-probabilities, and share these too, so that all compute the same advantages.
+Every rank generates its own answers; then all ranks get all answers and divide the passes of reward models. Each rank
+scores its own answers; then all ranks get all scores, divide the passes that compute log-probabilities, and share these
+too, so that all compute the same advantages.
 
 Log-probabilities are recomputed by the training code, unless the first rollout showed that the engine's differ by
 rounding only (`surefoot.methods.ppo.checks.drawn_suffice`).
@@ -35,7 +36,7 @@ from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribu
 from surefoot.methods.reference import ReferenceModel
 from surefoot.methods.rewards.answers import LOST, Answers, Score
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
-from surefoot.methods.rollouts import Prompts, Totals, answered_batches, answers_of_all, as_table
+from surefoot.methods.rollouts import Prompts, Totals, answered_batches, as_table
 from surefoot.methods.waiting import Waits
 from surefoot.models.modes import inference_mode
 from surefoot.models.rollout import Rollout
@@ -55,10 +56,13 @@ class Scoring:
     data: TokenisedDataset
     waits: Waits
 
-    def grade(self, answers: Sequence[Rollout], places: Sequence[int]) -> tuple[list[Graded], list[str]]:
+    def grade(
+        self, answers: Sequence[Rollout], places: Sequence[int], by_models: Mapping[str, Sequence[float | None]]
+    ) -> tuple[list[Graded], list[str]]:
         """Return the scores, and each answer with its scores as JSON for the run folder.
 
         places: index of each answer's prompt in the data.
+        by_models: as in `Answers`.
         """
         asked = Answers(
             [self._text(one.prompt) for one in answers],
@@ -66,6 +70,7 @@ class Scoring:
             [one.response for one in answers],
             [self.data.record(place) for place in places],
             [one.stopped for one in answers],
+            by_models,
         )
 
         def asking(label: str) -> AbstractContextManager[None]:
@@ -151,21 +156,19 @@ class GroupRollout:
 
 
 def scored_rollout(
-    prompts: Prompts,
-    written: Sequence[Rollout],
+    answers: tuple[Rollout, ...],
     graded: Sequence[Graded],
     places: Sequence[int],
     rewards: Sequence[Reward],
     totals: Totals,
 ) -> GroupRollout:
-    """Gather answers and scores of all ranks; this rank's are at `places` of the rollout. Collective."""
-    answers = answers_of_all(prompts.ids, written, places, totals)
+    """Gather the scores of all ranks; this rank's are at `places` of the rollout. Collective."""
     labels = [one.label for one in rewards]
     own = {
         place: [one.total, *(one.parts[label].value for label in labels)]
         for place, one in zip(places, graded, strict=True)
     }
-    table = torch.tensor(gather_rows(own, len(prompts.ids), totals), dtype=torch.float64).reshape(len(prompts.ids), -1)
+    table = torch.tensor(gather_rows(own, len(answers), totals), dtype=torch.float64).reshape(len(answers), -1)
     lost = Counter(part.outcome for one in graded for part in one.parts.values())
     counts = totals([float(lost[name]) for name in LOST])
     width = max(1, *(len(one.response) for one in answers))

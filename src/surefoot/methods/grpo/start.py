@@ -20,6 +20,7 @@ from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
+from surefoot.methods.grpo.reward_models import RewardModel, model_scores, open_reward_models
 from surefoot.methods.grpo.rollout import (
     GroupRollout,
     Passes,
@@ -38,7 +39,15 @@ from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, T
 from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
-from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, evaluation_seed, prompts_at, rollout_engine
+from surefoot.methods.rollouts import (
+    Prompts,
+    RolloutEngine,
+    answer_seed,
+    answers_of_all,
+    evaluation_seed,
+    prompts_at,
+    rollout_engine,
+)
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import eval_mode, highest_dropout
@@ -68,7 +77,8 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
     engine = rollout_engine(config, run.plan, loaded)
-    cycle = _Cycle(run, loaded, cycles, memory, engine, rewards, reference, notify, Waits(notify))
+    models = open_reward_models(run, loaded)
+    cycle = _Cycle(run, loaded, cycles, memory, engine, rewards, models, reference, notify, Waits(notify))
     evaluate = None if task.data.eval is None else cycle.evaluate
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
 
@@ -83,6 +93,7 @@ class _Cycle:
     memory: GroupMemory
     engine: RolloutEngine
     rewards: tuple[Reward, ...]
+    reward_models: tuple[RewardModel, ...]
     reference: ReferenceModel | None
     notify: Notify
     waits: Waits
@@ -308,9 +319,16 @@ class _Cycle:
             written: Sequence[Rollout] = self.engine.rollouts.answer(
                 [prompts.ids[place] for place in places], decoding, places
             )
+        with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
+            answers = answers_of_all(prompts.ids, written, places, engine.totals)
+        by_models: dict[str, list[float | None]] = {}
+        for model in self.reward_models:
+            with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
+                scores = model_scores(model, answers, self._passes)
+            by_models[model.name] = [scores[place] for place in places]
         scoring = Scoring(self.rewards, self.run.tokenizer, data, self.waits)
-        graded, kept = scoring.grade(written, [where[place] for place in places])
-        with self.waits.during("ranks", "this rank has its scores, and waits for the other ranks' answers"):
-            rollout = scored_rollout(prompts, written, graded, places, self.rewards, engine.totals)
+        graded, kept = scoring.grade(written, [where[place] for place in places], by_models)
+        with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
+            rollout = scored_rollout(answers, graded, places, self.rewards, engine.totals)
             texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), engine.totals)
         return rollout, [json.loads(text) for text in texts]

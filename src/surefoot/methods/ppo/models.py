@@ -5,14 +5,12 @@ that backbone without adapters. The critic is another adapter there or, if it st
 adapter on that model's backbone, which the reward model shares. In full fine-tuning each is a separate model. The
 critic is saved like a reward model, in the subfolder `critic`.
 
-Equal bases are loaded once (`surefoot.planning.ppo`). Two are equal if all files of their weights and the BOS factor
-are; a policy with added rows shares its base with no other model.
+Equal bases are loaded once (`surefoot.planning.ppo`, `surefoot.methods.reward_source`).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +19,31 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.methods.method import ACTOR, CRITIC, Built
-from surefoot.methods.open_model import OpenReward, find_parts, open_reward, saved_bos_scale
 from surefoot.methods.policy import trained_dropout, write_policy
 from surefoot.methods.ppo.scores import reward_model
-from surefoot.methods.provenance import saved_plan
+from surefoot.methods.reward_source import Source, find_source, frozen_type, policy_base, weights_fingerprint
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.facts import facts_of
-from surefoot.models.folder import base_fingerprint
-from surefoot.models.load import load_model, load_tokenizer
+from surefoot.models.load import load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.ppo_models import PPOModels, Role, ScoringRole
 from surefoot.models.precision import TORCH_DTYPE, hold_in_fp32
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.saved_adapter import SavedAdapter
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.models.value_head import (
     ScoredModel,
     ValueHead,
     load_value_head,
     save_value_head,
-    value_head_tensors,
     value_width,
 )
 from surefoot.planning.memory import fits
 from surefoot.planning.plan import DType, PpoPlan, RunPlan
-from surefoot.planning.ppo import RoleFacts, Roles
-from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.planning.ppo import Roles
+from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.folders import CRITIC_FOLDER
 
 REWARD = "reward"  # the reward model's adapter on a trunk
@@ -92,7 +84,7 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
         reference = trunks[policy_base(config, base)].model
     reward = None
     if scored and ppo.reward.value == _APART:
-        reward = ScoringRole(scored.open(_frozen_type(plan)).model)
+        reward = ScoringRole(scored.open(frozen_type(plan)).model)
     elif scored:
         reward = _reward_on(trunks[scored.base], scored)
     models = PPOModels(
@@ -149,9 +141,9 @@ def _critic_trunk(begins: Source | None, config: RunConfig, plan: RunPlan, ppo: 
     """Load the backbone of the model that the critic starts from, with the critic as its first adapter."""
     scale = plan.tokenizer.bos_scale.value
     if begins is None:
-        model: nn.Module = _load(plan, base, _frozen_type(plan))
+        model: nn.Module = _load(plan, base, frozen_type(plan))
     else:
-        opened = begins.open(_frozen_type(plan)).opened
+        opened = begins.open(frozen_type(plan)).opened
         model, scale = opened.model, opened.bos_scale
     if (share := trained_dropout(config, plan)) is not None:
         set_dropout(model, share)
@@ -201,11 +193,6 @@ def _verified(models: PPOModels, ppo: PpoPlan) -> dict[str, Any]:
     return {"actor_parameters": len(actor), "critic_parameters": len(learned), "critic_trainable": sum(beside)}
 
 
-def _frozen_type(plan: RunPlan) -> DType:
-    """Dtype of frozen models: that of the policy's base, if it is frozen."""
-    return plan.precision.compute.value if plan.adapter is None else plan.precision.unpacked
-
-
 def _load(plan: RunPlan, folder: Path, dtype: DType) -> PreTrainedModel:
     tokens = plan.tokenizer
     model = load_model(
@@ -244,49 +231,16 @@ def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
     load_value_head(part.model.v_head, folder)
 
 
-@dataclass(frozen=True)
-class Source:
-    """A saved reward model.
-
-    saved: its adapter; None for a full model.
-    folder: folder of its base.
-    base: identity of its base; equal bases have equal values.
-    """
-
-    path: str
-    folder: Path
-    saved: SavedAdapter | None
-    base: str
-
-    def head_for(self, model: nn.Module) -> ValueHead:
-        """Load the saved head for hidden states of `model`. Raises InputError if it does not fit."""
-        head = ValueHead(value_width(model))
-        load_value_head(head, self.saved.folder if self.saved else self.folder)
-        return head.to(next(model.parameters()).device)
-
-    def open(self, dtype: DType | None = None) -> OpenReward:
-        """Load the reward model.
-
-        dtype: dtype of the base; None: as in training.
-        """
-        return open_reward(self.path, dtype=dtype)
-
-    @property
-    def facts(self) -> RoleFacts:
-        own = None if self.saved is None else sum(math.prod(tensor.shape) for tensor in self.saved.tensors.values())
-        return RoleFacts(self.path, self.base, facts_of(self.folder), own)
-
-
 def critic_source(config: RunConfig, base: Path) -> Source | None:
     """What the critic starts from; None: the policy, with a zero head."""
     path = config.ppo.critic or reward_model(config)
-    return None if path is None else _source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
+    return None if path is None else find_source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
 
 
 def reward_source(config: RunConfig, base: Path) -> Source | None:
     """The reward model; None if scores come from a function or a server."""
     path = reward_model(config)
-    return None if path is None else _source(path, base, "ppo.reward")
+    return None if path is None else find_source(path, base, "ppo.reward")
 
 
 def find_roles(config: RunConfig, base: Path) -> Roles:
@@ -300,55 +254,10 @@ def find_roles(config: RunConfig, base: Path) -> Roles:
     return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
 
 
-def policy_base(config: RunConfig, base: Path) -> str:
-    """Identity of the policy's base. With added rows it equals that of no saved model."""
-    grown = " with added rows" if config.tokenizer.pad == "add" else ""
-    return _known(base, config.bos.scale) + grown
-
-
 def fingerprints(config: RunConfig, plan: PpoPlan) -> dict[str, str]:
     """Fingerprints of the models that a resumed run must find unchanged: the reward model, and the base of a critic
     that is an adapter."""
     scored = reward_model(config)
     critic = (config.ppo.critic or scored) if plan.critic.value == "adapter" else None
-    return {part: _fingerprint(path) for part, path in (("reward", scored), ("critic", critic)) if path is not None}
-
-
-def _fingerprint(path: str) -> str:
-    base, saved = find_parts(path, None)
-    return " ".join(map(base_fingerprint, (base, saved.folder) if saved else (base,)))
-
-
-def _known(base: Path, scale: float) -> str:
-    return f"{base_fingerprint(base)} x{scale:g}"
-
-
-def _source(path: str, base: Path, key: str) -> Source:
-    """Find a reward model. Raises InputError for a model without a value head, or with another tokenizer than the
-    policy."""
-    try:
-        own_base, saved = find_parts(path, None)
-    except EnvironmentFault as error:
-        raise EnvironmentFault(
-            [replace(one, where=key, what=f"{one.where} {one.what}") for one in error.faults]
-        ) from None
-    trained = saved.folder if saved else own_base
-    value_head_tensors(trained)
-    _check_tokenizer(trained, own_base, base, key)
-    return Source(path, own_base, saved, _known(own_base, saved_bos_scale(trained, own_base, saved_plan(trained))))
-
-
-def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> None:
-    """Scores of other tokens are meaningless. A different padding token changes no id of a text."""
-    folder = trained if (trained / "tokenizer.json").is_file() else own_base
-    mine, theirs = (TextEncoder(load_tokenizer(one)).tokenizer for one in (base, folder))
-    ours, others = mine.get_vocab(), theirs.get_vocab()
-    pads = (mine.pad_token, theirs.pad_token)
-    different = sorted(
-        token for token in ours.keys() | others.keys() if ours.get(token) != others.get(token) and token not in pads
-    )
-    if different:
-        what = (
-            f"{folder} has another tokenizer than the policy ({len(different)} tokens differ, first {different[0]!r})"
-        )
-        raise InputError(Fault(key, what, "train a reward model on the policy's own base", code="SF-TOKENIZER"))
+    named = {"reward": scored, "critic": critic}
+    return {part: weights_fingerprint(path) for part, path in named.items() if path is not None}

@@ -8,12 +8,10 @@ process with all its rights, and nothing else in a config is ever executed.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -21,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
 from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
+from surefoot.methods.reward_source import head_digest
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
-from surefoot.models.value_head import value_head_tensors
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
@@ -64,7 +62,7 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
         return Scores(_of_texts(checked(function, name), tokenizer), name)
     assert named is not None, "checked before"
     if reward_model(config) is not None:
-        return Scores(None, _identity_of_model(resolve_folder(named, None, weights=True)))
+        return Scores(None, head_digest(resolve_folder(named, None, weights=True)))
     return Scores(_of_texts(named_scorer(named), tokenizer), _identity(named))
 
 
@@ -92,12 +90,6 @@ def _of_texts(scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> Score:
         return scorer(prompts, [_text(tokenizer, one.response) for one in answers])
 
     return score
-
-
-def _identity_of_model(folder: Path) -> str:
-    """Hash of the value head, which every training changes."""
-    tensors = sorted(value_head_tensors(folder).items())
-    return hashlib.sha256(b"".join(tensor.float().numpy().tobytes() for _, tensor in tensors)).hexdigest()
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Outcome = Literal["scored", "raised", "timed_out", "not_finite", "not_asked"]
@@ -25,6 +25,7 @@ class Answers:
     response_ids: token ids, with the stop token if there is one.
     records: the records of the prompts.
     stopped: whether the answer ended with a stop token.
+    by_models: scores of reward models, by name; None for an answer without tokens.
     """
 
     prompts: Sequence[str]
@@ -32,6 +33,7 @@ class Answers:
     response_ids: Sequence[Sequence[int]]
     records: Sequence[Mapping[str, Any]]
     stopped: Sequence[bool]
+    by_models: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -40,7 +42,12 @@ class Answers:
         """Select a single answer."""
         part = slice(place, place + 1)
         return Answers(
-            self.prompts[part], self.responses[part], self.response_ids[part], self.records[part], self.stopped[part]
+            self.prompts[part],
+            self.responses[part],
+            self.response_ids[part],
+            self.records[part],
+            self.stopped[part],
+            {name: scores[part] for name, scores in self.by_models.items()},
         )
 
 

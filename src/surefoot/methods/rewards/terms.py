@@ -6,8 +6,8 @@
 A function of the user's own is called with two lists, prompts and responses, and with those of these keywords that it
 has: `response_ids`, `records`, and any field of the records by its name, each a list of the same length. It returns for
 each answer a number, {"score": number, "reason": text}, or None where it has nothing to say. A server is sent the same
-as JSON. A function that raises is asked again answer by answer: those for which it raises are lost and counted, and
-where it raises for all of them the run ends.
+as JSON. A reward model has scored the answers before (`Answers.by_models`). A function that raises is asked again
+answer by answer: those for which it raises are lost and counted, and where it raises for all of them the run ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,11 +24,14 @@ from typing import Any
 from surefoot.config.methods import RewardTerm
 from surefoot.data.formats.conversation import listed
 from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
+from surefoot.methods.reward_source import head_digest, trained_folder, weights_fingerprint
 from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Score, scored
 from surefoot.methods.rewards.graders import GRADERS, grader
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
+
+_NO_REWARDS = ("std", "overlong")  # what the log has as reward_… besides rewards
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tupl
     for place, term in enumerate(terms):
         where = f"{key}.{place}"
         grade, named = _open(term, f"{where}.name")
-        label = _label(term.name)
-        taken = [one.label for one in found]
+        label = _label(term)
+        taken = [*_NO_REWARDS, *(one.label for one in found)]
         if label in taken:
             label = f"{label}_{sum(name.startswith(label) for name in taken) + 1}"
         asked = {name: value for name, value in term.model_dump().items() if name != "name" and value is not None}
@@ -117,13 +121,26 @@ def _open(term: RewardTerm, key: str) -> tuple[Grade, str]:
         return _at_address(name, key), name
     if is_function(name) or name.startswith("entry_point:"):
         return of_function(own_function(name, key), name), identity(name)
+    if term.is_model:
+        head = head_digest(trained_folder(name))
+        return lambda answers: [_of_model(score) for score in answers.by_models[name]], (
+            f"{weights_fingerprint(name)} {head}"
+        )
     what = f"{name!r} is no reward"
-    raise InputError(Fault(key, what, f"name {listed(GRADERS)}, FILE.py:FUNCTION or an http address", code="SF-REWARD"))
+    fix = f"name {listed(GRADERS)}, FILE.py:FUNCTION, an http address, or a reward model (a folder as ./reward)"
+    raise InputError(Fault(key, what, fix, code="SF-REWARD"))
 
 
-def _label(name: str) -> str:
+def _of_model(score: float | None) -> Score:
+    return Score(math.nan, "", "not_asked") if score is None else scored(score)
+
+
+def _label(term: RewardTerm) -> str:
+    name = term.name
     if is_address(name):
         return "server"
+    if term.is_model:
+        return os.path.basename(os.path.normpath(name))
     return name_of(name) if ":" in name else name
 
 

@@ -172,6 +172,8 @@ def _reward_rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def _ppo_rows(plan: RunPlan) -> Iterator[Row]:
+    for choice in plan.reward_models:
+        yield _row("grpo.rewards", choice)
     if plan.ppo is None:
         return
     yield _row("ppo.actor", plan.ppo.actor)
