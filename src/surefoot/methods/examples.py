@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
+from surefoot.data.audit import Audit
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.order import step_examples, steps_per_epoch
 from surefoot.data.batching.packing import Layout
@@ -22,6 +23,7 @@ from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_file
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
+from surefoot.methods.rewards.graders import fields_read
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.system import process
@@ -48,7 +50,7 @@ def prepare_examples(
     planned = tokens.dialogues or tokens.template.value
     learned = data.train_on
     assert learned != "by-record", "resolved before the plan, in surefoot.methods.sources"
-    return prepare_data(
+    prepared = prepare_data(
         trained_specs(config),
         None if evaluation == "none" else evaluation,
         template=data.template if is_file(data.template) else planned,  # the file may have moved
@@ -69,6 +71,26 @@ def prepare_examples(
         kind=config.method.records,
         max_pixels=data.max_pixels,
         pictures=config.method.pictures,
+    )
+    return _without_read(config, prepared) if config.stage == "grpo" else prepared
+
+
+def _without_read(config: RunConfig, data: PreparedData) -> PreparedData:
+    """Remove the fields that rewards read from the audits' unused ones. A function or a server may read any field."""
+    read = [fields_read(term) for term in config.grpo.rewards]
+    known = {name for fields in read for name in fields or ()}
+    reads_all = not read or None in read
+
+    def seen(audit: Audit) -> Audit:
+        unused = () if reads_all else tuple(name for name in audit.source.unused if name not in known)
+        return replace(audit, source=replace(audit.source, unused=unused))
+
+    return replace(
+        data,
+        audit=seen(data.audit),
+        eval_audit=None if data.eval_audit is None else seen(data.eval_audit),
+        sources=tuple(map(seen, data.sources)),
+        eval_sources=tuple(map(seen, data.eval_sources)),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import markupsafe
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -21,6 +22,7 @@ from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
 from surefoot.commands.compare import compare_runs
+from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
@@ -376,6 +378,18 @@ def test_a_record_without_the_right_answer_is_named(world, tmp_path):
     config = config_of(world, tmp_path / "run", rewards=[{"name": "numeric", "field": "solution"}])
     with raises_fault("SF-REWARD", f"{world / 'prompts.jsonl'}:1"):
         run(config)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "unread"),
+    [(["numeric"], []), (["numeric", {"name": "json", "field": "answer"}], []), (["json"], ["answer"])],
+)
+def test_fields_that_a_reward_reads_are_not_called_unread(world, tmp_path, rewards, unread):
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(config_of(world, tmp_path / "run", rewards=rewards)))
+    done = CliRunner().invoke(main, ["data", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["train"]["unused_fields"] == unread
 
 
 @pytest.mark.parametrize(

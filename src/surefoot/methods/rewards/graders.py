@@ -22,7 +22,7 @@ from typing import Any
 
 from surefoot.config.methods import RewardTerm
 from surefoot.methods.rewards.answers import Answers, Grade, Score
-from surefoot.methods.rewards.in_children import code_fault, code_grader, math_fault, math_grader
+from surefoot.methods.rewards.in_children import TESTS, code_fault, code_grader, math_fault, math_grader
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
 
@@ -82,6 +82,15 @@ def expected_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
     except InputError as error:
         return error.faults[0].what
     return ""
+
+
+def fields_read(term: RewardTerm) -> tuple[str, ...] | None:
+    """Return the fields of a record that a reward reads; None if it may read any."""
+    if term.name in COMPARING:
+        return (term.field or (TESTS if term.name == "code" else "answer"),)
+    if term.name in GRADERS or term.is_model:
+        return (term.field,) if term.field else ()
+    return None
 
 
 def _expected(record: Mapping[str, Any], field: str, read: Callable[[str], Any], name: str) -> Any:
