@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
+# Config keys for how many patches, in height and in width, become one image token.
+_JOINED = ("spatial_merge_size", "scale_factor", "pooling_kernel_size")
 # Config keys that facts are made of. Config classes with other names map these to their own (`attribute_map`).
 _KEYS = (
     "hidden_size",
@@ -130,8 +132,18 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
         both_ways=_sees_both_ways(model),
         sight=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
+        patches=_patches(model.config),
         opened_by=auto_class(model.config).__name__,
     )
+
+
+def _patches(config: PreTrainedConfig) -> float:
+    """Return the patches for each image token. LLaVA-NeXT's tiles of padding are not counted."""
+    tower: Any = getattr(config, "vision_config", None)
+    if tokens := getattr(config, "mm_tokens_per_image", None):  # Gemma 3
+        return (tower.image_size // tower.patch_size) ** 2 / tokens
+    sides = [getattr(one, name, None) for one in (tower, config) for name in _JOINED]
+    return float(next((side for side in sides if side), 1)) ** 2
 
 
 def _names(model: PreTrainedModel, others: Mapping[str, nn.Parameter]) -> dict[nn.Module, str]:

@@ -138,6 +138,7 @@ class LengthFacts:
         once.
     evaluated: the longest evaluation example; 0 if there is none.
     pictures: whether some examples have images.
+    features: the most image tokens of a training example.
     """
 
     longest: int
@@ -149,6 +150,7 @@ class LengthFacts:
     shared: float = 1.0
     evaluated: int = 0
     pictures: bool = False
+    features: int = 0
 
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:

@@ -262,9 +262,11 @@ def forecast(
     # The last layer is checkpointed last; if it is, nothing is subtracted, because other layers need as much.
     unread = tokens - positions if work.prunes and again < layers and positions <= _WORTH_IT * tokens else 0
     less = work.passes * unread_bytes(work, unread)
-    forward = kept + (layers - again) * per_layer - less
+    # The backward pass reaches the vision tower last. Its layers are checkpointed if any decoder layer is.
+    pictures = examples * work.rows * (work.pictures.recomputed if again else work.pictures.once)
+    forward = pictures + kept + (layers - again) * per_layer - less
     # The last layer runs backward first, when all activations exist.
-    activations = kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
+    activations = pictures + kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
     weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
     gradients = 4 * (work.trainable + work.learning)
@@ -274,7 +276,7 @@ def forecast(
     peak = max(
         waiting + forward + logits,
         waiting + activations,
-        gradients - _cast_bytes(work) + int((1 + _BACKWARD) * per_layer),
+        gradients - _cast_bytes(work) + pictures + int((1 + _BACKWARD) * per_layer),
     )
     return MemoryPlan(
         weights=weights + work.under + work.learning * (4 + (work.width if work.autocast else 0)),

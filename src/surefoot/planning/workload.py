@@ -14,6 +14,7 @@ from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.reward import idle_parameters, without_idle
 from surefoot.planning.vision import Sight
+from surefoot.planning.vision_memory import NOTHING, Kept, picture_bytes
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
 
@@ -48,6 +49,7 @@ class Workload:
     varies: bool = False  # whether micro-batches vary in their number of tokens
     kind: str = "cuda"  # device kind: cpu | cuda | mps
     holes: Holes = "none"  # heap fragmentation of the C library
+    pictures: Kept = NOTHING  # by the images of a row, until the backward pass has left the vision tower
 
     @property
     def width(self) -> int:
@@ -92,6 +94,7 @@ def workload_of(
         varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
         kind=hardware.kind,
         holes=hardware.holes,
+        pictures=picture_bytes(model, sight.parts, lengths.features if lengths else 0, BYTES[precision.compute.value]),
     )
 
 

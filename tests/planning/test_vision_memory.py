@@ -1,0 +1,71 @@
+"""What a vision tower keeps for its backward pass, against the tensors that autograd saves in transformers' own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+from helpers.wrappers import WRAPPERS
+from surefoot.models.facts import facts_of
+from surefoot.planning.vision_memory import NOTHING, picture_bytes
+
+# Rotary tables, rows' statistics and the norm behind the last layer are not counted; these towers are narrow.
+NEAR = 0.1
+WIDE = {"hidden_size": 64, "intermediate_size": 256}
+# By family: sizes of the tower, its input for one picture, and how many image tokens that has.
+PICTURES = {
+    "qwen2_5_vl": (
+        {"depth": 3, "num_heads": 4, "fullatt_block_indexes": [2]},
+        lambda: {"hidden_states": torch.randn(64, 1176), "grid_thw": torch.tensor([[1, 8, 8]])},
+        16,
+    ),
+    "gemma3": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 64, "vision_use_head": False},
+        lambda: {"pixel_values": torch.randn(1, 3, 64, 64)},
+        4,
+    ),
+}
+
+
+def config_of(name):
+    text, eye, others = WRAPPERS[name]
+    return CONFIG_MAPPING[name](
+        text_config=text | {"vocab_size": 64}, vision_config=eye | WIDE | PICTURES[name][0], **others
+    )
+
+
+def saved(config, picture):
+    """Bytes of all that autograd saves in the tower's forward pass, weights left out."""
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").train()
+    tower = getattr(model.model, "visual", None) or model.model.vision_tower
+    weights = {parameter.untyped_storage().data_ptr() for parameter in tower.parameters()}
+    found = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = tower(**picture)
+    assert result is not None  # holds the graph, so that no address is used twice
+    return sum(storage.nbytes() for storage in found.values())
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_trained_tower_keeps_what_autograd_saves(tmp_path, name):
+    config = config_of(name)
+    config.save_pretrained(tmp_path)
+    model, picture, features = facts_of(tmp_path), PICTURES[name][1](), PICTURES[name][2]
+    expected = saved(config, picture)
+    trained = picture_bytes(model, ["tower"], features, 4)
+    assert trained.once == pytest.approx(expected, rel=NEAR)
+    assert trained.recomputed < trained.once
+    assert picture_bytes(model, [], features, 4) == NOTHING  # frozen
+    # Twin: without the MLP's layers the count is wrong.
+    without = replace(model, sight=tuple((key, shape) for key, shape in model.sight if ".mlp." not in key))
+    assert picture_bytes(without, ["tower"], features, 4).once != pytest.approx(expected, rel=NEAR)
