@@ -91,7 +91,7 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, in_place: 
         what = f"{engine} cannot shard a quantized base"
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
     if in_place:
-        what = f"{engine} shards the experts, but PEFT adds their adapters to whole ones"
+        what = f"adapters on experts were not tried with {engine}"
         notes.refuse("parallel.engine", what, "use ddp, or adapter.experts: false")
 
 
