@@ -12,6 +12,7 @@ from helpers.doc_pages import ROOT, names, table
 from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.config.resume_policy import POLICIES
+from surefoot.data.batching.order import split
 from surefoot.report.rows import PROFILED, TIMING_FIELDS
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 
@@ -44,6 +45,7 @@ def finished(tmp_path_factory):
         "model": str(tiny_llama(folder / "base")),
         "adapter": {"kind": "lora", "rank": 2},
         "data": {"train": str(folder / "alpaca.json"), "eval": 2},
+        "batch": {"size": 4},
         "duration": "2 steps",
         "eval_every": "1 step",
         "output": str(folder / "run"),
@@ -70,6 +72,31 @@ def test_the_log_fields_are_those_of_a_log(finished):
     written = {field for row in rows for field in row}
     assert listed("field", "meaning") == written | RARE_FIELDS
     assert written >= TIMING_FIELDS - {PROFILED}
+
+
+def test_the_examples_of_a_step_are_those_that_are_computed(finished):
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    seed = yaml.safe_load((finished / "config.yaml").read_text())["seed"]
+    size = json.loads((finished / "plan.json").read_text())["plan"]["batch"]["size"]["value"]
+    ((rows, _),) = split([8], 2, seed)  # records that data.eval leaves
+    lines = [json.loads(line) for line in (finished / "flight.jsonl").read_text().splitlines()]
+    learned = {line["step"]: line["examples"] for line in lines if "loss" in line}
+    assert sorted(learned) == [1, 2]
+
+    def computed(step):
+        changes = (("seed=42", f"seed={seed}"), ("step=12 - 1", f"step={step}"))
+        changes += (("whole(750)", f"whole({len(rows)})"), ("batch_size=16", f"batch_size={size}"))
+        source, names = block, {}
+        for old, new in changes:
+            assert old in source
+            source = source.replace(old, new)
+        exec(source, names)
+        return sorted(int(row) + 1 for row in rows[names["places"]])
+
+    for step, examples in learned.items():
+        assert computed(step - 1) == sorted(examples)
+    shifted = [computed(step) for step in learned]
+    assert shifted != [sorted(one) for one in learned.values()]  # twin: counted from 1
 
 
 def test_the_files_are_those_of_a_run_folder(finished):

@@ -165,8 +165,8 @@ def _launch(
     if config.parallel.engine == "deepspeed" and not flags.dry_run:
         require_deepspeed()  # before anything is planned, read or started
     launch = process.find_launch()
-    first, count = launch is None or launch.rank == 0, config.parallel.nproc or 1
-    with open(os.devnull, "w", encoding="utf-8") if flags.quiet or not first else nullcontext(sys.stdout) as stream:
+    is_rank_0, count = launch is None or launch.rank == 0, config.parallel.nproc or 1
+    with open(os.devnull, "w", encoding="utf-8") if flags.quiet or not is_rank_0 else nullcontext(sys.stdout) as stream:
         from surefoot.report.console import open_console
 
         console = open_console(stream, process.terminal_wishes(), full=flags.full or flags.dry_run)
@@ -192,7 +192,7 @@ def _launch(
         from surefoot.runs.profiling import ProfileOptions
         from surefoot.runs.run import RunOptions, train_run
 
-        push = flags.push if first else None
+        push = flags.push if is_rank_0 else None
         if push is not None:
             from surefoot.commands.push import check_push
 

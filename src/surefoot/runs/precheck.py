@@ -31,14 +31,17 @@ _OWN = "custom"  # the format of records that a Python caller's function reads
 
 
 def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
-    """What names on the hub mean; None where nobody asked. Raises as `train_run` would."""
+    """Raise what `train_run` would raise and torch is not needed for.
+
+    Returns the commits of the names on the hub, None if they were not looked up.
+    """
     folder = Path(config.output)
     refused: tuple[Fault, ...] = ()
     try:
         if require_free(config, mode) and mode == "resume":
-            return None  # what it was started with decides, and it may be finished
+            return None  # the recorded plan decides, and the run may be finished
     except InputError as error:
-        if config.metrics.names:  # whether they exist only torch's users know, and all is told together
+        if config.metrics.names:  # which exist is known only with torch, and all faults are reported together
             return None
         refused = error.faults
     commits = _check_plan(config, folder, refused)
@@ -54,7 +57,10 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
 
 
 def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Commits:
-    """refused: faults of the folder, which hide none of the config's."""
+    """Make the draft plan; return the commits of the names on the hub.
+
+    refused: faults of the run folder, raised together with those of the config.
+    """
     with raised_together(refused):
         require_trackers(config.report_to)
         pinned, commits = pin(config, {})

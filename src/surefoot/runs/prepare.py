@@ -66,15 +66,15 @@ def prepare(
         _say_found(console, existing)
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
         config, commits = pin(requested, known if commits is None else commits)
-        first = existing.plan or make_plan(config, measure=False)  # raises all conflicts before anything slow starts
+        draft = existing.plan or make_plan(config, measure=False)  # raises all conflicts before anything slow starts
     base = resolve_folder(config.model.path, config.model.revision, weights=True)
     stored_tensors(base)  # finds truncated downloads by their headers, before the data is read
     if existing.checkpoint is not None:
         require_base(existing.checkpoint, base)
-    tokenizer = planned_tokenizer(base, first.tokenizer)
+    tokenizer = planned_tokenizer(base, draft.tokenizer)
     kind = functions_of(config.stage)
     phases.end("planning")
-    data = kind.prepare(config, first.tokenizer, tokenizer, read_record=custom.read_record)
+    data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
     check_answers(config, data)
     lengths = lengths_of(config, data)
     phases.end("data")
