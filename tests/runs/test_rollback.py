@@ -80,7 +80,7 @@ def test_it_goes_back_skips_the_data_and_takes_all_its_steps(clean, back, stage)
     skipped = [name for step in (3, 4, 5) for name in data[step]]
     assert list(read_rollbacks(run)[0].examples) == skipped
     (told,) = [event["text"] for event in events_of(run) if event["kind"] == "rollback"]
-    assert told.startswith("went back from step 5 to checkpoint-2: steps 3 to 5 are taken anew")
+    assert told.startswith("went back from step 5 to checkpoint-2: steps 3 to 5 are repeated")
     assert "12 examples are skipped" in told
     results = json.loads((run / "all_results.json").read_text())
     assert (results["train_steps"], results["rollbacks"], results["skipped_steps"]) == (STEPS, 1, 0)
@@ -138,7 +138,7 @@ def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once(world, rollback, 
     run = world / f"moment-{rollback}"
     result = train(write_config(world, run.name, guard={"rollback": rollback}))
     assert result.exit_code == 5
-    assert f"error: step 4: a moment of the optimizer is not finite ({spoilt[0]})" in result.output
+    assert f"error: step 4: an optimizer moment is not finite ({spoilt[0]})" in result.output
     assert [one.step for one in list_checkpoints(run)] == [2]
     assert not (run / RECORD).exists()
 

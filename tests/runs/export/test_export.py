@@ -278,7 +278,7 @@ def test_adapters_are_merged_in_their_order(base, run, tmp_path):
     same = shutil.copytree(second, tmp_path / "other" / "run")  # of one name
     exported = export_model(str(base), tmp_path / "twice", adapters=(str(run), str(same)), merge=True)
     assert list(exported.record["checks"]) == ["1: run", "2: run", "fp32_and_reloaded"]
-    assert "adapter 2, run, over what came before, and merged: " in "\n".join(check_lines(exported.record))
+    assert "adapter 2, run, over the model so far, and merged: " in "\n".join(check_lines(exported.record))
     with raises_fault("SF-EXPORT", "--adapter"):
         export_model(str(base), tmp_path / "no", adapters=(str(run), str(second)))
 
