@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from helpers.seeing_families import FAMILIES, reference, seeing_family
 from helpers.tiers import representatives
-from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, opened, prepared, trained_and_resumed
+from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, examples_of, opened, trained_and_resumed
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import example_batches
 from surefoot.data.batching.packing import Layout
@@ -26,7 +26,7 @@ SEEN_BOTH_WAYS = ("gemma3", "gemma4")
 
 
 def data_of(base, folder):
-    return prepared(base, folder, max_length=4096, bos_id=load_tokenizer(base).bos_token_id).train
+    return examples_of(base, folder, max_length=4096, bos_id=load_tokenizer(base).bos_token_id)
 
 
 def batch_of(base, folder):

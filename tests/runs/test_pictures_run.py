@@ -58,10 +58,10 @@ def records(folder: Path) -> Path:
     return folder / "d.jsonl"
 
 
-def examples_of(base, folder):
+def examples_of(base, folder, **changes):
     tokenizer = load_tokenizer(base)
     asked = {"max_length": 256, "bos_id": None, "pad_id": tokenizer.get_vocab().get("<|endoftext|>", 0)}
-    return prepared(records(folder), tokenizer, folder / "cache", **asked).train
+    return prepared(records(folder), tokenizer, folder / "cache", **asked | changes).train
 
 
 def opened(base):
@@ -117,7 +117,7 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
 def test_answers_of_an_evaluation_are_to_the_pictures(tmp_path):
     """The twin: without pixels they are others."""
     base = seeing("qwen2_5_vl", tmp_path / "base")
-    data, model = prepared(base, tmp_path).train, opened(base)
+    data, model = examples_of(base, tmp_path), opened(base)
     for parameter in model.parameters():
         parameter.data *= 3 if parameter.ndim >= 2 else 1
     reference = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32).eval()
