@@ -51,7 +51,7 @@ def test_a_capture_and_its_comparison(model, tmp_path):
         ("--seq-len", "513"): "error: --seq-len: 513 is more than the model's 512 positions; lower it",
         ("--text", "none.txt"): "error: invalid value for '--text': File 'none.txt' does not exist.",
         ("--data", "none.json"): "error: DATA",
-        ("--against", "."): "is not a capture: it has no index.json of one; name a folder of `capture`",
+        ("--against", "."): "index.json",
         ("--adapter", "none"): "error: none: no such folder",
     }.items(),
 )

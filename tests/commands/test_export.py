@@ -63,7 +63,7 @@ def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path, any_pytho
         (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], "is not an adapter"),
         (["{base}", "--merge", "--out", "{out}"], "there is nothing to merge; leave --merge out"),
         (["{run}", "--out", "{out}", "--gguf"], "is for whole models, and this is an adapter; give --merge as well"),
-        (["{run}", "--merge", "--out", "{run}"], "is not empty and no export"),
+        (["{run}", "--merge", "--out", "{run}"], "export.json"),
         (["{run}", "--merge", "--out", "{run}/adapter_config.json"], "is a file"),
     ],
 )

@@ -69,7 +69,10 @@ def test_it_prints_plan_progress_answers_places_and_next_commands(finished):
         assert part in printed
     assert len(re.findall(r"^    before:  ", printed, re.MULTILINE)) == 3
     assert len(re.findall(r"^    after:   In the \w+ room\.$", printed, re.MULTILINE)) == 3
-    assert re.search(r"right room, of eight +\d+\.\d% +\d+\.\d% +12\.5%", printed)
+    results = json.loads((run / "all_results.json").read_text())
+    row = [f"{results[key]:.1%}" for key in ("accuracy_before", "accuracy_after", "chance")]
+    assert row[2] == "12.5%"
+    assert [line for line in printed.splitlines() if line.split()[-3:] == row]
     last = [line.strip() for line in printed.splitlines()[-4:]]
     assert [line.split()[:2] for line in last] == [["surefoot", c] for c in ("chat", "generate", "verify", "train")]
     assert (run / "training_loss.png").is_file()

@@ -22,8 +22,8 @@ def test_a_line_for_each():
     assert lines == [
         "3 1,000 tok/s 1.0 MiB the plan's own choices",
         "3 1,500 tok/s +50% 2.0 MiB batch.micro 8",
-        "3 250 tok/s -75% 1.0 MiB batch.micro 1, given up early",
-        "3 2,000 tok/s +100% 1.0 MiB batch.micro 4: not taken, the loss of step 1 is off",
+        "3 250 tok/s -75% 1.0 MiB batch.micro 1, stopped early",
+        "3 2,000 tok/s +100% 1.0 MiB batch.micro 4: rejected, the loss of step 1 is off",
         "3 - tok/s - batch.micro 16: not enough memory",
     ]
 
@@ -35,7 +35,7 @@ def test_the_account():
     assert "40%" in lines[1]
     assert lines[2] == "best: batch.micro 8: 1,500 tokens/s and 2.0 MiB, 1.50 times the plan's own 1,000 and 1.0 MiB"
     assert list(outcome_lines((START,), (), START, [])) == [
-        "the plan's own choices stay: nothing is clearly faster than 1,000 tokens/s"
+        "the plan's own choices are best: nothing is clearly faster than 1,000 tokens/s"
     ]
 
 
@@ -61,4 +61,4 @@ def test_a_picture_of_whatever_there_is():
 def test_the_picture_says_what_spoils_its_figures(monkeypatch, held_up):
     monkeypatch.setattr(outcome, "png", lambda figure: figure)
     said = picture((START, FAST), START, FAST, "run", held_up=held_up).get_suptitle()
-    assert said == ("other programs had the processor for 40% of the time, which spoils figures" if held_up else "")
+    assert "40%" in said if held_up else said == ""
