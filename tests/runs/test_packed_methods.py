@@ -201,7 +201,7 @@ def test_what_a_run_evaluated_is_evaluated_again_by_command(world, train, monkey
     asked = DataRequest(str(world / "asked.json"), None, None, None)
     opened = open_for_use(str(run))
     told = []
-    packed = measure_loss(opened, asked, tell=told.append)
+    packed = measure_loss(opened, asked, on_progress=told.append)
     assert not documents.takes_documents(opened.model.get_base_model())
     monkeypatch.setattr(measured_rows, "_put_in", lambda *_: False)
     padded = measure_loss(open_for_use(str(run)), asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -120,23 +121,36 @@ def test_a_packed_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace,
     assert ends(tmp_path / "run", STEPS) != uninterrupted  # twin: bytes tell rounding apart
 
 
+LOST, BROKEN = "not passed on to the attention layer", "shapes do not match"
+
+
 def loses_documents(monkeypatch):
     """As in a family whose layers do not hand on what they are called with."""
 
     def lost(*_):
-        raise documents._lost("not passed on to the attention layer")
+        raise documents._lost(LOST)
 
     monkeypatch.setitem(documents.FORMS, "sdpa", lost)
 
 
 def fails(monkeypatch):
     def broken(*_):
-        raise RuntimeError("shapes do not match\nmore")
+        raise RuntimeError(f"{BROKEN}\nmore")
 
     monkeypatch.setitem(documents.FORMS, "sdpa", broken)
 
 
-BREAKS = [(loses_documents, "the documents of a packed row are lost on the way"), (fails, "shapes do not match)")]
+BREAKS = [(loses_documents, LOST), (fails, BROKEN)]
+
+
+def check_padded_because(run, why, screen):
+    """The run recorded why it does not pack, and said so."""
+    tried = fast_paths(run)["documents"]
+    assert (tried["form"], tried["used"]) == ("sdpa", False)
+    assert tried["fault"].endswith(why)
+    (caution,) = re.findall(r"caution: data\.packing: sdpa [^;]*", screen)
+    assert f"({tried['fault']})" in caution
+    assert chosen(run)["value"] == "plain"
 
 
 @pytest.mark.parametrize(("breaks", "why"), representatives(BREAKS, BREAKS[0]))
@@ -149,8 +163,7 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
     assert not (tmp_path / "asked").exists()
     monkeypatch.setattr("surefoot.planning.packing._unmeasured", lambda request, forms: _left_open(forms))
     screen = start(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
-    assert f"caution: data.packing: sdpa fails on this model ({why}" in screen
-    assert chosen(tmp_path / "run")["value"] == "plain"
+    check_padded_because(tmp_path / "run", why, screen)
     assert losses(tmp_path / "run") == losses(padded)
 
 
@@ -167,8 +180,7 @@ def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, 
     assert chosen(tmp_path / "sound")["value"] == "sdpa"
     loses_documents(monkeypatch)
     screen = start(config(workplace, tmp_path / "run", packing="auto", adapter=LORA))
-    assert "caution: data.packing: sdpa fails on this model (the documents of a packed row are lost" in screen
-    assert chosen(tmp_path / "run")["value"] == "plain"
+    check_padded_because(tmp_path / "run", LOST, screen)
     assert losses(tmp_path / "run") == losses(padded)
     with raises_fault("SF-FAST-PATH", "data.packing"):
         start(config(workplace, tmp_path / "asked", adapter=LORA))

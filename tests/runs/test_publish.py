@@ -99,10 +99,13 @@ def stopped(train, tmp_path):
 
 
 def test_on_resume_a_damaged_best_is_announced_and_forgotten(stopped, tmp_path):
-    damage(tmp_path / "out" / "checkpoint-3", "adapter_model.safetensors")
+    best = tmp_path / "out" / "checkpoint-3"
+    damage(best, "adapter_model.safetensors")
+    (fault,) = verify_checkpoint(best)
+    assert fault.where == str(best / "adapter_model.safetensors")
     code, log, output = stopped()
     assert code == 0, log
-    assert "checkpoint-3/adapter_model.safetensors: has another content" in log
+    assert str(fault) in log
     assert "the next evaluation sets a new one" in log
     assert json.loads((output / "checkpoint-6" / "state.json").read_text())["best"]["step"] == 6
     assert verify_checkpoint(output) == []

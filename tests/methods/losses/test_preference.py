@@ -96,7 +96,7 @@ def _summed_in_float64(model, examples) -> torch.Tensor:
 def test_a_loss_whose_facts_and_formulas_differ_about_a_reference_cannot_be_imported(name):
     facts = PAIR_LOSSES[name]
     check_references({name: LOSSES[name]}, PAIR_LOSSES)  # twin
-    with pytest.raises(RuntimeError, match=f"reference={not facts.reference} of '{name}'"):
+    with pytest.raises(RuntimeError, match=f"reference={not facts.reference} .*'{name}'"):
         check_references(LOSSES, {**PAIR_LOSSES, name: replace(facts, reference=not facts.reference)})
 
 
