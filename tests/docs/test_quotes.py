@@ -63,6 +63,7 @@ NOT_RUN = {
     "evaluate harness": "needs the extra eval; tests/evaluate/harness/test_harness.py",
     "recipes/": "tests/recipes",
     "surefoot tune": "many trials; tests/commands/tune/test_command.py runs it",
+    "--image": "needs a model that sees; tests/commands/test_generate_pictures.py",
     "replay": "needs a run that went wrong; tests/docs/test_failures_page.py runs them",
 }
 
