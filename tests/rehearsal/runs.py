@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 import surefoot
+from helpers import pretend_gpu
 from helpers.tiny_models import tiny_llama
 from surefoot.training import loop
 
+ON_THE_PRETEND_GPU = [
+    pytest.mark.rehearsal,
+    pytest.mark.skipif(not pretend_gpu.is_here(), reason="runs on the pretend GPU: make rehearsal"),
+]
 LORA = {"kind": "lora", "rank": 4}
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 # One pass of each micro-batch reads where its learned tokens stand, and transformers whether a row is padded.

@@ -6,12 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import pretend_gpu
+from rehearsal.runs import ON_THE_PRETEND_GPU
 
-pytestmark = [
-    pytest.mark.rehearsal,
-    pytest.mark.skipif(not pretend_gpu.is_here(), reason="runs on the pretend GPU: make rehearsal"),
-]
+pytestmark = ON_THE_PRETEND_GPU
 
 
 @pytest.fixture

@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from helpers import pretend_gpu
 from helpers.tiers import representatives
-from rehearsal.runs import PER_PASS, Died, config_of, dying, make_world, started, train, waits_of_a_step
+from rehearsal.runs import (
+    ON_THE_PRETEND_GPU,
+    PER_PASS,
+    Died,
+    config_of,
+    dying,
+    make_world,
+    started,
+    train,
+    waits_of_a_step,
+)
 from surefoot.data.batching import batch
 from surefoot.kernels import packed_attention
 from surefoot.methods import preference
@@ -22,10 +31,7 @@ from surefoot.report.verification import compare_folders
 from surefoot.training import optimizer_state, step
 from surefoot.training.engine import replicated
 
-pytestmark = [
-    pytest.mark.rehearsal,
-    pytest.mark.skipif(not pretend_gpu.is_here(), reason="runs on the pretend GPU: make rehearsal"),
-]
+pytestmark = ON_THE_PRETEND_GPU
 Patch = pytest.MonkeyPatch
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from helpers import pretend_gpu
 from helpers.tiers import representatives
 from rehearsal.runs import (
     BESIDES,
     BF16,
     CASES,
+    ON_THE_PRETEND_GPU,
     PER_PASS,
     STEPS,
     Died,
@@ -30,10 +30,7 @@ from surefoot.report.verification import compare_folders
 from surefoot.system.errors import SurefootError
 from surefoot.training import loop
 
-pytestmark = [
-    pytest.mark.rehearsal,
-    pytest.mark.skipif(not pretend_gpu.is_here(), reason="runs on the pretend GPU: make rehearsal"),
-]
+pytestmark = ON_THE_PRETEND_GPU
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@
 #include <ATen/record_function.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
@@ -472,7 +471,6 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
     const void* of_device = device.storage().unsafeGetStorageImpl();
     // Where types or strides differ, a GPU would copy through a temporary; what it holds is what the memory holds then.
     pending().push_back({as_cpu(self), as_cpu(source), of_device, of_device});
-    if (!down) return self;
     return self;
   }
   if (down || !non_blocking) wait(down ? "copy to the host" : "copy to the device");
