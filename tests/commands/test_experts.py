@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.faults import gives
 from helpers.fork_server import ForkServer
+from helpers.tiers import representatives
 from helpers.zoo_modern import MODERN
 from surefoot.commands.main import main
 from surefoot.models import merge
@@ -29,6 +30,7 @@ IDS = torch.arange(3, 43).reshape(2, 20) * 7 % 300
 MERGED = 1e-5
 # Weights after four steps on one rank and on two, whose sums have another order: a rate times what AdamW makes of it.
 TWO_RANKS = 1e-5
+LOSSES = 5e-6  # of about 7, the same sums in another order
 ROWS = [
     {"instruction": f"Say {word} {count} times.", "output": " ".join([word] * count)}
     for word in ("one", "two", "heron", "sky")
@@ -215,12 +217,91 @@ def test_twin_a_merge_that_drops_an_expert_or_mistakes_the_order_is_not_exported
     assert not (tmp_path / "merged").exists()
 
 
-def test_on_two_ranks_it_is_the_same_run(server, base, finished, tmp_path):
-    path = str(written(tmp_path, base, "run", batch={"size": 4, "micro": 1}, parallel={"engine": "ddp"}))
-    log = tmp_path / "log.txt"
-    assert server.run(["train", path], log, ranks=2) == 0, log.read_text()
-    one, two = (load_file(run / "adapter_model.safetensors") for run in (finished, tmp_path / "run"))
-    assert one.keys() == two.keys()
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) <= TWO_RANKS
-    tokens = [json.loads((run / "expert_load.json").read_text())["tokens"] for run in (finished, tmp_path / "run")]
+ENGINES: dict[str, dict[str, object]] = {
+    "ddp": {"engine": "ddp"},
+    "fsdp2": {"engine": "fsdp2"},
+    **{f"zero{stage}": {"engine": "deepspeed", "zero_stage": stage} for stage in (1, 2, 3)},
+}
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def on_two(server, base: Path, folder: Path, engine: str, change: str = "", **changes) -> Path:
+    changes = {"batch": {"size": 4, "micro": 1}, "parallel": ENGINES[engine]} | changes
+    log = folder / "log.txt"
+    path = str(written(folder, base, "run", **changes))
+    assert server.run(["train", path], log, ranks=2, change=change) == 0, log.read_text()
+    return folder / "run"
+
+
+def furthest(run: Path, other: Path) -> tuple[float, float]:
+    """The largest difference of losses, and that of weights."""
+    one, two = (load_file(run / "adapter_model.safetensors") for run in (run, other))
+    assert list(one) == list(two)
+    steps = max(abs(a - b) for a, b in zip(losses(run), losses(other), strict=True))
+    return steps, max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "fsdp2", "zero3"))
+def test_on_two_ranks_it_is_the_same_run(server, base, finished, tmp_path, engine):
+    two = on_two(server, base, tmp_path, engine)
+    steps, weights = furthest(finished, two)
+    assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
+    assert (two / "adapter_config.json").read_text() == (finished / "adapter_config.json").read_text()
+    tokens = [json.loads((run / "expert_load.json").read_text())["tokens"] for run in (finished, two)]
     assert tokens[0] == tokens[1]  # of both ranks
+    assert apart(logits(by_peft(base, two)), logits(by_peft(base, finished))) <= TWO_RANKS
+
+
+def test_twin_experts_that_learn_from_the_tokens_of_one_rank_are_noticed(server, base, finished, tmp_path):
+    two = on_two(server, base, tmp_path, "fsdp2", "distributed.changed:keeps_experts_from_learning")
+    assert furthest(finished, two)[1] > 10 * TWO_RANKS
+
+
+@pytest.mark.parametrize("engine", representatives(["fsdp2", "zero2", "zero3"], "fsdp2"))
+def test_killed_on_two_ranks_and_resumed_it_is_the_same_run(server, base, tmp_path, engine):
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+    straight = on_two(server, base, tmp_path / "straight", engine)
+    changes = {"batch": {"size": 4, "micro": 1}, "parallel": ENGINES[engine]}
+    path, log = str(written(tmp_path / "killed", base, "run", **changes)), tmp_path / "log.txt"
+    assert server.run(["train", path], log, {"at": "step", "n": 4}, ranks=2) == -9
+    assert server.run(["train", path, "--resume"], log, ranks=2) == 0, log.read_text()
+    assert said("verify", straight, "--same-as", tmp_path / "killed" / "run")[0] == 0
+
+
+def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, tmp_path):
+    path, log = written(tmp_path, base, "run", parallel={"engine": "fsdp2"}), tmp_path / "log.txt"
+    assert server.run(["train", str(path)], log, {"at": "step", "n": 4}, ranks=2) == -9
+    assert server.run(["train", str(written(tmp_path, base, "run")), "--resume"], log) == 0, log.read_text()
+    steps, weights = furthest(finished, tmp_path / "run")
+    assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
+
+
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "fsdp2"))
+def test_the_load_balancing_loss_is_that_of_one_rank(server, base, tmp_path, engine):
+    """Three examples a step: a rank has a micro-batch without tokens, which counts nowhere."""
+    changes = {
+        "model": {"path": str(base), "router_aux_loss_coef": 0.1},
+        "adapter": {"kind": "lora", "rank": RANK, "router": True},
+        "batch": {"size": 3, "micro": 1},
+        # Of a gradient that is hardly more than rounding Adam would make a whole step; below eps it makes none.
+        "optim": {"lr": 1e-2, "eps": 1e-4},
+    }
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    log = tmp_path / "log.txt"
+    assert server.run(["train", str(written(tmp_path / "one", base, "run", **changes))], log) == 0, log.read_text()
+    one, two = tmp_path / "one" / "run", on_two(server, base, tmp_path / "two", engine, **changes)
+    steps, weights = furthest(one, two)
+    assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
+    balanced = [
+        [json.loads(line).get("aux_loss") for line in (run / "trainer_log.jsonl").read_text().splitlines()]
+        for run in (one, two)
+    ]
+    found = [[value for value in values if value is not None] for values in balanced]
+    assert len(found[0]) == len(found[1]) == STEPS
+    assert max(abs(a - b) for a, b in zip(*found, strict=True)) <= LOSSES

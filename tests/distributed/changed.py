@@ -37,3 +37,18 @@ def says_tensors(rank: int) -> None:
         return train(*arguments)
 
     steps.run_loop = told
+
+
+def keeps_experts_from_learning(rank: int) -> None:
+    """Rank 1's gradients of its experts' adapters are zero."""
+    if rank == 0:
+        return
+    from surefoot.models.peft import ParamWrapper
+
+    proper: Any = ParamWrapper.get_delta_factors
+
+    def constant(*given: Any) -> Any:
+        left, right, scale = proper(*given)
+        return left.detach() + 0 * left, right.detach() + 0 * right, scale
+
+    ParamWrapper.get_delta_factors = constant

@@ -31,30 +31,29 @@ def config(**changes: Any) -> RunConfig:
 def test_the_coefficient(name, changes, asked, value, tmp_path):
     notes = Notes()
     request = config(model={"path": "x", "router_aux_loss_coef": asked})
-    found = plan_balance(request, moe_facts(tmp_path, name, **changes), "single", notes)
+    found = plan_balance(request, moe_facts(tmp_path, name, **changes), notes)
     assert found is not None
     assert found.value == value
     assert notes.faults == []
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "engine"),
+    ("name", "options"),
     [
-        ("deepseek_v3", {}, "single"),  # defines none
-        ("mixtral", {}, "fsdp2"),
-        ("mixtral", {"compile": "default"}, "single"),
-        ("mixtral", {"stage": "reward"}, "single"),
+        ("deepseek_v3", {}),  # defines none
+        ("mixtral", {"compile": "default"}),
+        ("mixtral", {"stage": "reward"}),
     ],
 )
-def test_where_it_cannot_be_had_it_is_refused_or_left_out_with_a_caution(name, options, engine, tmp_path):
+def test_where_it_cannot_be_had_it_is_refused_or_left_out_with_a_caution(name, options, tmp_path):
     facts = moe_facts(tmp_path, name, output_router_logits=True)
     asked, auto = Notes(), Notes()
     request = config(model={"path": "x", "router_aux_loss_coef": 0.1}, **options)
-    plan_balance(request, facts, engine, asked)
+    plan_balance(request, facts, asked)
     assert [(fault.code, fault.where) for fault in asked.faults] == [
         ("SF-CONFIG-CONFLICT", "model.router_aux_loss_coef")
     ]
-    found = plan_balance(config(model="x", **options), facts, engine, auto)
+    found = plan_balance(config(model="x", **options), facts, auto)
     assert found is not None
     assert found.value == 0.0
     assert auto.faults == []

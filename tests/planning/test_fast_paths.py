@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 
+from helpers.experts import moe_facts
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning.measurements import Measurements, PointwiseTrial, measurements_from_json, measurements_to_json
+from surefoot.planning.parallel import RanksFacts
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.resolve import resolve
 from surefoot.system.errors import InputError
@@ -145,3 +147,31 @@ def test_what_was_measured_is_kept_in_the_plan_and_plans_of_before_are_plain():
     assert measurements_from_json(measurements_to_json(seen)) == seen
     assert measurements_from_json({}).pointwise == ()
     assert KernelsPlan().pointwise.value == "plain"
+
+
+@pytest.mark.parametrize(
+    ("request_", "world", "said"),
+    [
+        ({}, 1, 0),
+        ({"parallel": {"engine": "ddp"}}, 2, 0),
+        ({"parallel": {"engine": "fsdp2"}}, 2, 1),
+        ({"parallel": {"engine": "deepspeed"}}, 2, 1),
+        ({"kernels": {"adapter": "plain"}}, 1, 1),
+        ({"parallel": {"engine": "fsdp2"}, "precision": {"base": "fp32"}}, 2, 0),
+        ({"parallel": {"engine": "fsdp2"}, "adapter": {**LORA, "experts": False}}, 2, 0),
+    ],
+    ids=str,
+)
+def test_experts_to_which_changes_are_added_in_16_bits_are_a_caution(tmp_path, request_, world, said):
+    facts = moe_facts(tmp_path / "model", "mixtral", vocab_size=128_256)
+    tokenizer = read_tokenizer_facts(llama3_tokenizer(tmp_path))
+    plan = resolve(
+        run_config(**{"adapter": LORA} | request_),
+        facts,
+        tokenizer,
+        GPU,
+        measurements=None,
+        environment={},
+        ranks=RanksFacts(world=world),
+    )
+    assert sum("experts.gate_up_proj" in caution for caution in plan.cautions) == said

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 
 _KEY = "model.router_aux_loss_coef"
 
 
-def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes) -> Choice[float] | None:
+def plan_balance(config: RunConfig, model: ModelFacts, notes: Notes) -> Choice[float] | None:
     """Return the coefficient; None for a model without experts."""
     requested = config.model.router_aux_loss_coef
-    if requested != "auto" and requested and (why := _obstacle(config, model, engine)):
+    if requested != "auto" and requested and (why := _obstacle(config, model)):
         notes.refuse(_KEY, why, "leave it out, or set it to 0")
     if not model.experts:
         return None
@@ -31,13 +30,13 @@ def plan_balance(config: RunConfig, model: ModelFacts, engine: str, notes: Notes
         return Choice(
             0.0, f"config.json says output_router_logits: false; its coefficient is {model.balance:g}", "family"
         )
-    if why := _obstacle(config, model, engine):
+    if why := _obstacle(config, model):
         notes.caution(f"config.json trains with a load-balancing loss, and this run does not: {why}")
         return Choice(0.0, why, "default")
     return Choice(model.balance, "config.json trains with it (output_router_logits: true)", "family")
 
 
-def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
+def _obstacle(config: RunConfig, model: ModelFacts) -> str:
     """Return why the loss cannot be computed; empty if it can."""
     if not model.experts:
         return f"{model.model_type} has no experts"
@@ -45,6 +44,4 @@ def _obstacle(config: RunConfig, model: ModelFacts, engine: str) -> str:
         return f"{model.model_type} defines no load-balancing loss"
     if config.method.rollouts or config.method.scores:
         return f"stage {config.stage} sends some tokens through the model more than once a step"
-    if engine in CUTTING:
-        return f"{engine} computes a layer only where its weights are gathered, and the routing is read beside it"
     return "torch.compile cannot trace what looks at the routers" if config.compile != "off" else ""

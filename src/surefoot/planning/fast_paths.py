@@ -33,6 +33,7 @@ def plan_kernels(
     *,
     packed: PackedType | None,
     qat: str,
+    base: str,
     engine: str,
     bos_scale: float,
     documents: Choice[str],
@@ -48,20 +49,27 @@ def plan_kernels(
     hardware: the machine to plan for.
     packed: quantized type of the base; None if it is not quantized.
     qat: off, or what the base's layers are rounded to in training.
+    base: dtype of the base's weights.
     engine: single, ddp, fsdp2 or deepspeed.
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
     balanced: whether a mixture's load-balancing loss is added.
     trials: measurements of norms and rotary embeddings; empty if there are none.
-    notes: refusals are added here.
+    notes: refusals and cautions are added here.
     """
     requested, compiled = config.kernels, config.compile != "off"
     of_adapter = adapter_obstacle(adapter, packed=packed, qat=qat, engine=engine, compiled=compiled)
     of_loss = loss_obstacle(config.stage, adapter, model, engine)
     of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
+    of_layers = _choice("adapter", requested.adapter, "fast", of_adapter, notes)
+    if adapter and adapter.parameters and of_layers.value == PLAIN and base in ("bf16", "fp16"):
+        notes.caution(
+            f"PEFT adds B A to {adapter.parameters[0]} and all others in {base}, which rounds small changes away "
+            f"(kernels.adapter: fast does not: {of_layers.reason}); precision.base: fp32 keeps them"
+        )
     return KernelsPlan(
-        adapter=_choice("adapter", requested.adapter, "fast", of_adapter, notes),
+        adapter=of_layers,
         loss=_choice("loss", requested.loss, "chunked", of_loss, notes),
         last_block=_choice("last_block", requested.last_block, "pruned", of_last, notes),
         pointwise=_pointwise(config, model, hardware, engine, trials, notes),

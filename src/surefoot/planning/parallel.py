@@ -74,12 +74,11 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     return ParallelPlan(Choice("fsdp2", reason, "hardware"), count)
 
 
-def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, in_place: bool, notes: Notes) -> None:
-    """Refuse an optimizer, a base or an adapter that an engine cannot shard.
+def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Notes) -> None:
+    """Refuse an optimizer or a base that an engine cannot shard.
 
     optimizer: its name.
     packed: whether the base is quantized.
-    in_place: whether an adapter is added to parameters outside linear layers (experts, routers).
     """
     engine = plan.engine.value
     if engine not in ("fsdp2", "deepspeed"):
@@ -90,9 +89,6 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, in_place: 
     if packed:
         what = f"{engine} cannot shard a quantized base"
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
-    if in_place:
-        what = f"adapters on experts were not tried with {engine}"
-        notes.refuse("parallel.engine", what, "use ddp, or adapter.experts: false")
 
 
 def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None:

@@ -130,7 +130,7 @@ def resolve(
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
     precision = replace(precision, qat=qat, qat_group=qat_group)
     work = replace(work, precision=precision)
-    balance = plan_balance(config, model, parallel.engine.value, notes)
+    balance = plan_balance(config, model, notes)
     kernels = plan_kernels(
         config,
         model,
@@ -138,6 +138,7 @@ def resolve(
         hardware,
         packed=packed,
         qat=qat.value,
+        base=precision.base.value,
         engine=parallel.engine.value,
         bos_scale=tokens.bos_scale.value,
         documents=documents,
@@ -210,8 +211,7 @@ def _experts_frozen(config: RunConfig, model: ModelFacts, work: Workload, added_
 def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: int, notes: Notes) -> ParallelPlan:
     """available: memory of one rank in bytes."""
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
-    in_place = bool(work.adapter and work.adapter.parameters)
-    check_shareable(parallel, config.optim.name, work.precision.packed is not None, in_place, notes)
+    check_shareable(parallel, config.optim.name, work.precision.packed is not None, notes)
     check_average(parallel, config.ppo.ema, notes)
     check_server(parallel, config.ppo.engine, notes)
     caution_loading(parallel, ranks, base_bytes(work), notes)

@@ -142,6 +142,8 @@ def aux_loss(balance: Balance, probability: torch.Tensor) -> torch.Tensor:
 
 def _real(rows: Batch, count: int, device: torch.device) -> torch.Tensor:
     """Return [count]: 1.0 for each real token of the pass and 0.0 for padding, row by row."""
+    if not rows.lengths:  # a blank batch
+        return torch.zeros(count, device=device)
     tokens = rows.input_ids.numel()
     if count < tokens:  # the last layer computes only the positions that are used (`surefoot.models.fast.last_block`)
         return torch.ones(count, device=device)
