@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu clean
+.PHONY: help setup quickstart test lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -109,6 +109,9 @@ test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .v
 
 bench-gpu:  ## surefoot beside other trainers on one GPU, some 8 minutes a cell; CELLS="8b-lora" for one, BENCH=--list for none
 	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)
+
+gpu-report:  ## all that is asked of a GPU as one page, in 30 minutes; goes on where it ended; REPORT="--minutes 90", REPORT=--rehearse without one
+	$(GPU_PYTHON) tools/gpu_report $(REPORT)
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 from bases import SIZES, Shape, moved_bytes, write_config
-from peer_sides import sides
+from peer_sides import reference_of, sides
 from peer_world import config_text, texts_of, world_records
 from peers import arguments, parity_steps
 
@@ -103,8 +103,9 @@ _STEPS = ["--device", "cuda", "--steps", "8", "--rounds", "1"]
 
 @dataclass(frozen=True)
 class Expected:
-    """Of one cell. tokens: of a step. limit: tokens/s. plan: surefoot's for an H200. names: of the sides. minutes: of
-    the whole call."""
+    """Of one cell. tokens: of a step. limit: tokens/s. plan: surefoot's for the machine. names: of the sides. minutes:
+    of the whole call. least: minutes until base, reference and surefoot's own turn are done. memory: bytes that
+    surefoot's own run and the reference need on the device, the larger of both. disk: bytes of the base."""
 
     tokens: float
     flops: float
@@ -112,6 +113,9 @@ class Expected:
     plan: RunPlan
     names: tuple[str, ...]
     minutes: float
+    least: float
+    memory: int
+    disk: int
 
 
 def words_of(cell: Cell, folder: Path) -> list[str]:
@@ -130,9 +134,10 @@ def seconds_per_token(model: ModelFacts, shape: Shape, work: Work, adapter: Adap
     return step_flops(model, work, adapter).needed / work.tokens / PRODUCTS + moved_bytes(shape) / COPIES
 
 
-def expected(asked: Namespace) -> Expected:
-    """By the plan for an H200. Config and tokenizer of the base are made for it; weights are not."""
-    shape = SIZES[asked.size]
+def expected(asked: Namespace, machine: hardware.Hardware | None = None) -> Expected:
+    """By the plan for a machine, an H200 where none is named. Config and tokenizer of the base are made for it; weights
+    are not."""
+    shape, machine = SIZES[asked.size], machine or hardware.preset("h200")
     records = json.loads(asked.data.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as temporary:
         own = Path(temporary)
@@ -140,10 +145,12 @@ def expected(asked: Namespace) -> Expected:
         (own / "data.json").write_text(json.dumps(world_records(asked, own / "base", records)))
         (own / "run.yaml").write_text(config_text(own, asked))
         config = load_config(own / "run.yaml", [] if asked.micro is None else [f"batch.micro={asked.micro}"]).config
-        machine = hardware.preset("h200")
-        tokens = make_plan(config, hardware=machine).tokenizer
+        tokens = make_plan(config, hardware=machine, measure=False).tokenizer
         prepared = prepare_examples(config, tokens, planned_tokenizer(own / "base", tokens))
-        plan = make_plan(config, hardware=machine, lengths=lengths_of(config, prepared))
+        measured = lengths_of(config, prepared)
+        plan = make_plan(config, hardware=machine, lengths=measured, measure=False)
+        plainest = load_config(own / "run.yaml", reference_of(asked.size).settings["overrides"]).config
+        reference = make_plan(plainest, hardware=machine, lengths=measured, measure=False)
         model = facts_of(own / "base")
         lengths, learned = prepared.train.lengths, prepared.train.supervised_counts
     work = work_of((int(length) for length in lengths), int(np.sum(learned)))
@@ -156,9 +163,10 @@ def expected(asked: Namespace) -> Expected:
     turn = load + asked.steps * step * seconds / _REACHED
     compiling = _COMPILING * sum("compiled" in side.name for side in found)
     # Base and examples; the plain path in fp32, which runs its layers once more; each side's turns.
-    reference = load + 2 * base / _READING + parity_steps(asked) * step * 1.5 * flops / _PLAIN_PRODUCTS
-    whole = load + reference + asked.rounds * (len(found) * turn + compiling)
-    return Expected(step, flops, 1 / seconds, plan, tuple(side.name for side in found), whole / 60)
+    before = 2 * load + 2 * base / _READING + parity_steps(asked) * step * 1.5 * flops / _PLAIN_PRODUCTS
+    whole = before + asked.rounds * (len(found) * turn + compiling)
+    names, memory = tuple(side.name for side in found), max(plan.memory.total, reference.memory.total)
+    return Expected(step, flops, 1 / seconds, plan, names, whole / 60, (before + turn) / 60, memory, base)
 
 
 def told(name: str, cell: Cell, one: Expected) -> str:

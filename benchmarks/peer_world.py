@@ -161,7 +161,7 @@ def _write(own: Path, base: Path, records: list[dict[str, Any]], asked: Namespac
     steps: list[list[dict[str, list[int]]]] = []
     with ready(config, 1) as one:
         if config.adapter is not None:
-            one.loaded.write_model(own / "adapter")
+            one.loaded.write_weights(own / "adapter")
         data = one.run.task.data
         for step in range(asked.steps):
             _, indices = step_examples(config.seed, step, data.mixture, asked.batch)
