@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "convert.md"
 
 
 def test_the_layouts_are_those_of_the_code():
-    rows = table(PAGE, "layout", "told by", "`--to`", "rules that lead away from it")
+    rows = table(PAGE, "layout", "recognised by", "`--to`", "rules to convert from it")
     assert [tuple(row) for row in rows] == [
         (f"`{layout.name}`", layout.recognised_by, "yes" if layout.to else "", ", ".join(layout.rules))
         for layout in LAYOUTS

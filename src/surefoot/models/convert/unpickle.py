@@ -112,9 +112,9 @@ def _is_wanted(path: str, wanted: tuple[str, ...]) -> bool:
 def _reason(text: str) -> str:
     """What the file asked for, out of torch's page of advice, which also says how to open it after all."""
     if requested := re.search(r"GLOBAL ([\w.]+\.\w+)", text):
-        return f"asks for {requested[1]} when it is opened, which is not a tensor: nothing of it was run"
+        return f"unpickling it would call {requested[1]}, which is not a tensor; it was not run"
     if "weights_only" in text.lower() or "Weights only" in text:
-        return "asks for more than tensors when it is opened: nothing of it was run"
+        return "it contains more than tensors; no code of it was run"
     return f"is not a file of weights that torch can read: {' '.join(text.split())[:120]}"
 
 
