@@ -488,6 +488,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "alignment.bad": ["stage=kto"],
         "alignment.margin": ["stage=dpo", "alignment.loss=simpo"],
         "ppo": ["stage=ppo"],
+        "distill": ["stage=distill", "distill.teacher=org/large"],
         "grpo": ["stage=grpo"],
         "grpo.vllm_url": ["stage=grpo", "grpo.engine=vllm"],
         "ppo.critic_adapter": ["stage=ppo", "ppo.critic_adapter.kind=lora"],

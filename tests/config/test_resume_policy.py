@@ -35,6 +35,7 @@ FREE = {
     "ppo.reward",
     "ppo.critic",
     "ppo.vllm_url",
+    "distill.teacher",
     "grpo.rewards",
     "grpo.vllm_url",
     "grpo.eval_answers",

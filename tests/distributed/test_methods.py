@@ -73,6 +73,12 @@ METHODS["grpo"] = {
     },
     "duration": "3 steps",  # at the first ratio is 1 and the loss is rounding; the third begins another rollout
 }
+METHODS["distill"] = {
+    "stage": "distill",
+    "data": METHODS["sft"]["data"],
+    "distill": {"teacher": "WORLD/teacher", "beta": 0.5, "sft": 0.1},
+    **UNEVEN,
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
@@ -85,6 +91,7 @@ MATRIX = representatives(
     ("ppo-judged", "fsdp2", "lora"),
     ("grpo", "fsdp2", "lora"),
     ("grpo", "ddp", "lora"),
+    ("distill", "fsdp2", "full"),
 )
 
 
@@ -93,6 +100,7 @@ def world(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("methods")
     tiny_llama(folder / "base")
     tiny_llama(folder / "judge", seed=1, layers=3)
+    tiny_llama(folder / "teacher", seed=2, layers=3)
     head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.zeros(1)}
     save_file(head, folder / "judge" / "value_head.safetensors")
     words = ("one", "two", "heron", "sky", "trout", "answer")

@@ -30,6 +30,7 @@ OTHER_MEANINGS = {
     ("config/resume_policy.py", "reward"): "a section of the config",
     ("config/resume_policy.py", "ppo"): "a section of the config",
     ("config/resume_policy.py", "grpo"): "a section of the config",
+    ("config/resume_policy.py", "distill"): "a section of the config",
     ("config/starter.py", "reward"): "a section of the config",
     ("data/tokenize/encode.py", "last"): "a value of data.train_on",
     ("report/results.py", "last"): "a key of the results",

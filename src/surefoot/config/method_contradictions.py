@@ -205,6 +205,12 @@ def groups(config: RunConfig) -> Iterator[Problem]:
             yield problem(f"grpo.rewards.{place}.name", what, "leave it out; a local proxy can add it")
 
 
+def teachers(config: RunConfig) -> Iterator[Problem]:
+    if config.method.teacher and config.distill.teacher is None:
+        what = f"stage {config.stage} learns from a teacher, and none is named"
+        yield problem("distill.teacher", what, "name its folder or hub id", "stage")
+
+
 def ppo(config: RunConfig) -> Iterator[Problem]:
     given = config.ppo
     if not config.method.critic:
@@ -252,6 +258,7 @@ RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     references,
     rollouts,
     groups,
+    teachers,
     ppo,
     parallel,
 )

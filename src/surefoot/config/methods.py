@@ -1,4 +1,7 @@
-"""Config keys of single methods: reward, dpo and kto, ppo, grpo. Those of every run are in `surefoot.config.schema`."""
+"""Config keys of single methods: reward, dpo and kto, ppo, grpo, distill.
+
+Those of every run are in `surefoot.config.schema`.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +135,19 @@ class PpoConfig(Section):
     @field_serializer("unsup_data", when_used="json")
     def _short(self, value: Any) -> Any:
         return plain_sources(value) if isinstance(value, tuple) else value
+
+
+class DistillConfig(Section):
+    teacher: Annotated[Text | None, Field(examples=["meta-llama/Llama-3.1-70B-Instruct"])] = None
+    """Model whose next-token distributions are learned: a folder or hub id of a model, or of an adapter, with the
+    student's tokenizer."""
+    beta: Annotated[float, Field(ge=0, le=1), Number] = 0.0
+    """Divergence from the teacher (Agarwal et al. 2024). 0: forward KL, the teacher's mean of log q - log p. 1: reverse
+    KL, the student's mean of log p - log q. Between: generalised Jensen-Shannon divergence; 0.5 is the usual one."""
+    temperature: Positive = 1.0
+    """Temperature of both distributions in the divergence."""
+    sft: NonNegative = 0.0
+    """Weight of the cross entropy of the data's answers, added to the divergence."""
 
 
 class RewardTerm(Section):

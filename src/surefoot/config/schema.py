@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_serializer
 
-from surefoot.config.methods import AlignmentConfig, GrpoConfig, PpoConfig, RewardConfig
+from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
 from surefoot.config.sections import AdapterShape, DataFormat, Sources, plain_sources
 from surefoot.config.types import (
     CompileMode,
@@ -306,7 +306,7 @@ class RunConfig(Section):
     """What to train. sft: supervised fine-tuning on answers. pretrain: every token of plain texts. reward: a reward
     model, from pairs of a better and a worse answer. dpo: the policy, from such pairs. kto: the policy, from answers
     judged good or bad. ppo: the policy, from scores of its own answers. grpo: the policy, from scores of several
-    answers to each prompt."""
+    answers to each prompt. distill: a student, from the token distributions of a teacher."""
     model: Annotated[ModelConfig, ShortForm("path"), Field(examples=["meta-llama/Llama-3.1-8B"])]
     """Base model: a folder or hub id (short for {path: …, revision: …})."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -356,6 +356,8 @@ class RunConfig(Section):
     """Stage ppo: rewards, rollouts and hyperparameters."""
     grpo: Annotated[GrpoConfig, Field(examples=[{"rewards": ["numeric"]}])] = GrpoConfig()
     """Stage grpo: rewards, rollouts and hyperparameters."""
+    distill: Annotated[DistillConfig, Field(examples=[{"teacher": "runs/large"}])] = DistillConfig()
+    """Stage distill: teacher and divergence."""
     parallel: ParallelConfig = ParallelConfig()
     """Training with several processes."""
     samples: SamplesConfig = SamplesConfig()

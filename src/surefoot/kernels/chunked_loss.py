@@ -1,4 +1,4 @@
-"""Output head fused with cross entropy, a few positions at a time, with gradients computed in the forward pass.
+"""Output head fused with a loss, a few positions at a time, with gradients computed in the forward pass.
 
     z = W h + b      l = log sum exp z - z[y]      dl/dz = softmax(z) - e_y      dl/dh = W' dl/dz      dl/dW = dl/dz h'
 
@@ -12,6 +12,9 @@ fp64). For fp16, gradients are scaled up ("lifted") before they are cast to fp16
 this in the plain path, is part of the factor and known only in the backward pass. Tests compare with the plain path,
 `plain_losses`.
 
+The equations are those of cross entropy. Any loss of single positions that gives its gradient by the logits takes the
+same way (`TokenLoss`, `summed`), and `summed_over` takes logits that a model has computed itself.
+
 Trade-off: a trainable head is supported only for a *sum* of losses. For separate losses the factors are known only in
 the backward pass, when the logits are gone.
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -52,16 +55,64 @@ class Head:
         return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
 
+class TokenLoss(Protocol):
+    """A loss of single positions, whose gradient by the logits adds up to 0 over the vocabulary, as through a softmax.
+
+    bound: largest sum of the gradient's magnitudes at a position; None: not known, so it is measured where fp16 asks.
+    """
+
+    @property
+    def bound(self) -> float | None: ...
+
+    def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the losses [n] of the positions `part`, and their gradient by the logits [n, V] if it is wanted.
+
+        logits: [n, V], fp32 or fp64; may be overwritten.
+        """
+        ...
+
+
+class CrossEntropy:
+    """The `TokenLoss` of the tokens `targets` [N]."""
+
+    bound = 2.0  # softmax(z) - e_y
+
+    def __init__(self, targets: torch.Tensor):
+        self._targets = targets
+
+    def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        words = self._targets[part].unsqueeze(1)
+        log_p = torch.log_softmax(logits, dim=1, out=logits)  # pyright: ignore[reportCallIssue]
+        chosen = log_p.gather(1, words)  # before `exp_` below overwrites the logits in place
+        if not wanted:
+            return -chosen.squeeze(1), None
+        return -chosen.squeeze(1), log_p.exp_().scatter_(1, words, chosen.exp() - 1)
+
+
+def summed(hidden: torch.Tensor, head: Head, loss: TokenLoss) -> torch.Tensor:
+    """Return a loss summed over all positions, a scalar; differentiable in hidden and head."""
+    return _losses(hidden, head, loss, summed=True)
+
+
+def summed_over(logits: torch.Tensor, loss: TokenLoss, rows: int) -> torch.Tensor:
+    """Return a loss summed over all positions, from their logits [N, V]; differentiable in these.
+
+    rows: positions that are compared at once.
+    """
+    found: Any = _OfLogits.apply(logits, loss, rows, torch.is_grad_enabled())
+    return found
+
+
 def summed_loss(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy summed over all positions, a scalar; differentiable in hidden and head."""
-    return _losses(hidden, head, targets, summed=True)
+    return summed(hidden, head, CrossEntropy(targets))
 
 
 def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross entropy of every position, [N]; differentiable in hidden. ValueError for a trainable head."""
     if head.trains and torch.is_grad_enabled():
         raise ValueError("a trainable head needs the sum of the losses")
-    return _losses(hidden, head, targets, summed=False)
+    return _losses(hidden, head, CrossEntropy(targets), summed=False)
 
 
 @torch.no_grad()
@@ -80,9 +131,9 @@ def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
         return F.cross_entropy(logits.to(wide_type(logits.dtype)), targets, reduction="none")
 
 
-def _losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor, *, summed: bool) -> torch.Tensor:
+def _losses(hidden: torch.Tensor, head: Head, loss: TokenLoss, *, summed: bool) -> torch.Tensor:
     differentiable = torch.is_grad_enabled()
-    found: Any = _Chunked.apply(hidden, head.weight, head.bias, targets, head.rows, head.see, summed, differentiable)
+    found: Any = _Chunked.apply(hidden, head.weight, head.bias, loss, head.rows, head.see, summed, differentiable)
     return found
 
 
@@ -93,7 +144,7 @@ class _Chunked(torch.autograd.Function):
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        targets: torch.Tensor,
+        loss: TokenLoss,
         rows: int,
         see: Callable[[torch.Tensor], None] | None,
         summed: bool,
@@ -109,30 +160,31 @@ class _Chunked(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=wide_type(dtype)) if needs_weight else None
         d_bias = torch.zeros_like(bias, dtype=wide_type(dtype)) if needs_bias and bias is not None else None
         wanted = needs_hidden or needs_weight or needs_bias
-        lift = _lift(2 * _largest(w)) if wanted and dtype == torch.float16 else None
+        lifts = torch.ones(len(x), 1, device=x.device) if wanted and dtype == torch.float16 else None
+        largest = None if lifts is None else _largest(w)
         with torch.autocast(x.device.type, enabled=False):
             room = _Room(min(rows, len(x)), len(w), dtype, losses.dtype, x.device)
             for start in range(0, len(x), rows):
                 part = slice(start, start + rows)
-                words = targets[part].unsqueeze(1)
                 logits = room.logits(x[part], w, b)
                 if see is not None:
                     see(logits)
-                log_p = room.log_softmax(logits)
-                chosen = log_p.gather(1, words)  # before `exp_` below overwrites the logits in place
-                losses[part] = -chosen.squeeze(1)
-                if not wanted:
+                losses[part], gradient = loss(room.wide(logits), part, wanted)
+                if gradient is None:
                     continue
-                gradient = log_p.exp_()
-                gradient.scatter_(1, words, chosen.exp() - 1)
+                lift = own_lift = None
+                if lifts is not None and largest is not None:
+                    magnitude = _magnitude(gradient) if loss.bound is None else loss.bound
+                    lifts[part] = lift = _lift(magnitude * largest)
+                    # Those of d_weight are over positions; of numbers that add up to 0 none is above half of all.
+                    own_lift = _lift(magnitude / 2 * len(gradient) * _largest(x[part]))
                 if d_bias is not None:
                     d_bias += gradient.sum(dim=0)
                 if d_hidden is not None:
                     torch.mm(room.narrow(gradient, lift), w, out=d_hidden[part])
-                if d_weight is not None:  # its sums are over positions, not over the vocabulary
-                    own_lift = None if lift is None else _lift(_largest(x[part]) * len(words))
+                if d_weight is not None:
                     _add_product(d_weight, room.narrow(gradient, own_lift).T, x[part], own_lift)
-        ctx.lift = lift
+        ctx.lifts = lifts
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return losses.sum() if summed else losses
@@ -144,13 +196,41 @@ class _Chunked(torch.autograd.Function):
         (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None
         hidden_type, weight_type, bias_type = ctx.types
         if d_hidden is not None:
-            own = factor if ctx.lift is None else factor / ctx.lift
-            d_hidden = (d_hidden * own.reshape(-1, 1)).to(hidden_type)
+            own = factor.reshape(-1, 1) if ctx.lifts is None else factor.reshape(-1, 1) / ctx.lifts
+            d_hidden = (d_hidden * own).to(hidden_type)
         if d_weight is not None:
             d_weight = d_weight.mul_(factor).to(weight_type)
         if d_bias is not None:
             d_bias = d_bias.mul_(factor).to(bias_type)
         return d_hidden, d_weight, d_bias, None, None, None, None, None
+
+
+class _OfLogits(torch.autograd.Function):
+    """Keeps the gradient in the dtype of the softmax: a loss scale is known in the backward pass only, and in 16 bits
+    what is small would be lost before."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, logits: torch.Tensor, loss: TokenLoss, rows: int, differentiable: bool
+    ) -> torch.Tensor:
+        wide = wide_type(logits.dtype)
+        wanted = ctx.needs_input_grad[0] and differentiable
+        losses = torch.empty(len(logits), dtype=wide, device=logits.device)
+        gradient = torch.empty(logits.shape, dtype=wide, device=logits.device) if wanted else None
+        with torch.autocast(logits.device.type, enabled=False):
+            for start in range(0, len(logits), rows):
+                part = slice(start, start + rows)
+                losses[part], own = loss(logits[part].to(wide, copy=True), part, wanted)
+                if gradient is not None and own is not None:
+                    gradient[part] = own
+        ctx.gradient, ctx.type = gradient, logits.dtype
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient.mul_(factor).to(ctx.type), None, None, None
 
 
 class _Room:
@@ -168,12 +248,10 @@ class _Room:
             return torch.mm(x, weight.T, out=found)
         return torch.addmm(bias, x, weight.T, out=found)
 
-    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return log-softmax [rows, V] of the result of `logits`."""
+    def wide(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the result of `logits` in the dtype of the softmax: [rows, V], to be overwritten."""
         wide = self._softmax[: len(logits)]
-        if wide.dtype != logits.dtype:
-            wide.copy_(logits)
-        return torch.log_softmax(wide, dim=1, out=wide)  # pyright: ignore[reportCallIssue]
+        return wide if wide.dtype == logits.dtype else wide.copy_(logits)
 
     def narrow(self, gradient: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
         """Return gradient * lift in the dtype of the products; overwrites the logits."""
@@ -202,6 +280,12 @@ def _lift(bound: torch.Tensor) -> torch.Tensor:
     """
     room = torch.finfo(torch.float16).max / 2 / bound
     return room.log2().floor().clamp(0, _HIGHEST_LIFT).exp2()
+
+
+def _magnitude(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the largest sum of magnitudes of a row, in fp32; at least the smallest normal number."""
+    most = torch.linalg.vector_norm(gradient, 1, dim=1, dtype=torch.float32).max()
+    return most.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:

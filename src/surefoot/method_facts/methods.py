@@ -71,6 +71,7 @@ class MethodFacts:
         and their log-probabilities cannot be precomputed.
     scores: whether it trains a value head, and neither computes logits nor generates.
     rollouts: whether it generates answers during training, and learns from them.
+    teacher: whether it learns from the distributions of another model.
     critic: whether it trains a critic besides the policy, and may have a reward model.
     weighs_answers: whether the loss needs the log-probability of every answer before the weight of each is known, so
         that a trained head cannot be computed in chunks.
@@ -100,6 +101,7 @@ class MethodFacts:
     other_prompts: bool = False
     scores: bool = False
     rollouts: bool = False
+    teacher: bool = False
     critic: bool = False
     weighs_answers: bool = False
     packs: bool = True
@@ -215,6 +217,17 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             rollouts=True,
             packs=False,
             large_rate=1e-6,
+        ),
+        "distill": MethodFacts(
+            title="distillation",
+            records="answers",
+            formats=formats_for("answers"),
+            section="distill",
+            metrics=("agreement",),
+            learns_tokens=True,
+            compared="distributions of two models are compared",
+            teacher=True,
+            large_rate=2e-5,
         ),
     }
 )

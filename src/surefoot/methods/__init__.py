@@ -1,1 +1,1 @@
-"""SFT, pretrain, reward, DPO, KTO, PPO, GRPO: the data, models and loss of each."""
+"""SFT, pretrain, reward, DPO, KTO, PPO, GRPO, distillation: the data, models and loss of each."""

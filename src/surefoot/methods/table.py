@@ -58,6 +58,12 @@ def _grpo() -> MethodFunctions:
     return MethodFunctions(prepare_grpo, grpo_task, build_grpo, start_grpo)
 
 
+def _distill() -> MethodFunctions:
+    from surefoot.methods.distill.task import distill_task, prepare_distill, start_distill
+
+    return MethodFunctions(prepare_distill, distill_task, start=start_distill)
+
+
 FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
     METHODS,
     {
@@ -68,6 +74,7 @@ FUNCTIONS: Mapping[str, Callable[[], MethodFunctions]] = joined(
         "kto": _kto,
         "ppo": _ppo,
         "grpo": _grpo,
+        "distill": _distill,
     },
     ("method_facts.methods.METHODS", "methods.table.FUNCTIONS"),
 )

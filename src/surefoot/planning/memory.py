@@ -32,6 +32,7 @@ from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
 
+_COMPARED = 256  # `surefoot.methods.losses.distill.POSITIONS`
 # Number of tensors of the MLP's width that an activation keeps besides its output: relu none; gelu_new consists of
 # seven operations. Others keep their input.
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
@@ -358,7 +359,9 @@ def _logits(work: Workload, positions: int) -> int:
     if not work.logits:
         return 0
     vocab, cast = work.model.vocab, work.width if work.autocast else 0
+    compared = min(positions, work.loss_rows or _COMPARED) * vocab * 4 * work.compared
+    compared += positions * vocab * (cast or 4) if work.other_logits else 0
     if work.loss_rows is None:  # logits, their fp32 copy, the log-softmax, and the gradients of both
-        return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4)
+        return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4) + compared
     head = vocab * work.model.hidden * (4 + cast) if work.adapter is None else 0
-    return min(positions, work.loss_rows) * vocab * (4 + cast) + head
+    return min(positions, work.loss_rows) * vocab * (4 + cast) + head + compared

@@ -276,6 +276,7 @@ class RunPlan:
     ppo: PpoPlan | None = None  # of stage ppo
     # Of stage grpo, in the order of `GrpoConfig.reward_models`: adapter, adapter-off or model, as in `PpoPlan`.
     reward_models: tuple[Choice[str], ...] = ()
+    teacher: Choice[str] | None = None  # of stage distill
     dropout: Choice[Dropout] | None = None  # of the model's own layers; None in older plans
     kernels: KernelsPlan = KernelsPlan()
     balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None without experts

@@ -108,7 +108,7 @@ def plan_ppo(
         work,
         learning=critic.learning,
         optimizer=work.optimizer + _ADAM * critic.learning,
-        under=_frozen_bytes(of_critic, work) if own else 0,
+        under=frozen_bytes(of_critic, work) if own else 0,
         beside=work.beside + 4 * critic.idle + scored + copy,
         passes=2,
     )
@@ -173,7 +173,7 @@ def _place(facts: RoleFacts, work: Workload, trunks: Mapping[str, str]) -> tuple
     own = 4 * (facts.adapter or 0)
     if facts.base not in trunks:
         why = "no model with an adapter shares its base"
-        return Choice("model", f"a model of its own, {why}: {facts.path}", "user"), _frozen_bytes(
+        return Choice("model", f"a model of its own, {why}: {facts.path}", "user"), frozen_bytes(
             facts.model, work
         ) + own
     whose = trunks[facts.base]
@@ -182,7 +182,7 @@ def _place(facts: RoleFacts, work: Workload, trunks: Mapping[str, str]) -> tuple
     return Choice("adapter", f"a frozen adapter on {whose} base: {facts.path}", "user"), own
 
 
-def _frozen_bytes(model: ModelFacts, work: Workload) -> int:
+def frozen_bytes(model: ModelFacts, work: Workload) -> int:
     """Bytes of a frozen base stored like the policy's, with autocast's cast copies."""
     dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
     linear = sum(module.parameters for module in model.modules if module.linear)

@@ -45,6 +45,7 @@ from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
 from surefoot.planning.reference import plan_reference, reference_bytes
 from surefoot.planning.reward import plan_reward, without_idle
+from surefoot.planning.teacher import TeacherFacts, plan_teacher
 from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.vision import plan_vision, with_sight
@@ -65,11 +66,13 @@ def resolve(
     lengths: LengthFacts | None = None,
     ranks: RanksFacts = ONE_RANK,
     roles: Roles = Roles(),  # noqa: B008  # frozen
+    teacher: TeacherFacts | None = None,
 ) -> RunPlan:
     """Return the plan of the run.
 
     environment: relevant environment variables, by name.
     roles: the models of stages ppo and grpo.
+    teacher: that of stage distill.
 
     Raises InputError with every conflict.
     """
@@ -125,6 +128,7 @@ def resolve(
     if config.method.critic:
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)
     reward_models, work = plan_reward_models(roles, work)
+    taught, work = plan_teacher(teacher, work)
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
@@ -187,6 +191,7 @@ def resolve(
         reference=reference,
         ppo=ppo,
         reward_models=reward_models,
+        teacher=taught,
         kernels=kernels,
         dropout=plan_dropout(config),
         balance=balance,

@@ -48,6 +48,8 @@ class Workload:
     prunes: bool = False  # whether the last layer computes only needed rows after its attention
     varies: bool = False  # whether micro-batches vary in their number of tokens
     kind: str = "cuda"  # device kind: cpu | cuda | mps
+    compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, that a teacher's logits take
+    other_logits: bool = False  # whether the teacher's logits of all positions exist at once
     holes: Holes = "none"  # heap fragmentation of the C library
     pictures: Kept = NOTHING  # by the images of a row, until the backward pass has left the vision tower
 

@@ -46,6 +46,7 @@ def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
             **_alignment(config),
+            **_distillation(config),
             f"{config.method.counted} per step": str(config.batch.size),
             "longest example": f"{plan.tokenizer.max_length.value} tokens",
             "seed": str(config.seed),
@@ -92,6 +93,17 @@ def _alignment(config: RunConfig) -> dict[str, str]:
     more = "".join(f", {key.replace('_', ' ')} {value:g}" for key, value in own.items() if value)
     more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
     return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}
+
+
+def _distillation(config: RunConfig) -> dict[str, str]:
+    """The loss of stage distill."""
+    given = config.distill
+    if not config.method.teacher:
+        return {}
+    kind = {0: "forward KL", 1: "reverse KL"}.get(given.beta, f"generalised JSD, beta {given.beta:g}")
+    more = f", temperature {given.temperature:g}" if given.temperature != 1 else ""
+    more += f", {given.sft:g} times the cross entropy of the data's answers" if given.sft else ""
+    return {"loss": f"{kind} from the teacher{more}"}
 
 
 def _optimizer(optim: OptimConfig) -> str:

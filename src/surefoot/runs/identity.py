@@ -37,6 +37,7 @@ _MUST_MATCH = {
     "template": "the chat template is not what it was",
     "base": "the base model is not what it was",
     "reference": "the model of alignment.reference is not what it was",
+    "teacher": "the model of distill.teacher is not what it was",
     "reward": "the model of ppo.reward is not what it was",
     "critic": "the model that the critic began as is not what it was, and the critic's adapter lies over it",
 }
@@ -61,6 +62,7 @@ def run_identity(
         "base": base_fingerprint(base),
         "reference": _reference_fingerprint(plan),
         **_scored_fingerprints(config, plan),
+        **_teacher_fingerprint(config),
         "versions": hardware.versions(),
         "threads": plan.threads.value,
         "device": plan.device.value,
@@ -81,6 +83,14 @@ def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
     from surefoot.methods.ppo.models import fingerprints
 
     return fingerprints(config, plan.ppo)
+
+
+def _teacher_fingerprint(config: RunConfig) -> dict[str, str]:
+    if not config.method.teacher or config.distill.teacher is None:
+        return {}
+    from surefoot.methods.reward_source import weights_fingerprint
+
+    return {"teacher": weights_fingerprint(config.distill.teacher)}
 
 
 def require_base(checkpoint: Checkpoint, base: Path) -> None:

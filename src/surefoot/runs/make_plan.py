@@ -18,6 +18,7 @@ from surefoot.planning.notes import as_trained
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.ppo import Roles
 from surefoot.planning.resolve import resolve
+from surefoot.planning.teacher import TeacherFacts
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.measured import measure_open_choices
 from surefoot.runs.requirements import ranks_facts, require_libraries
@@ -56,9 +57,17 @@ def make_plan(
     if hardware is None:
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
-    roles = _roles(config, folder)
     resolved = partial(
-        resolve, config, model, tokenizer, found, environment=environment, lengths=lengths, ranks=ranks, roles=roles
+        resolve,
+        config,
+        model,
+        tokenizer,
+        found,
+        environment=environment,
+        lengths=lengths,
+        ranks=ranks,
+        roles=_roles(config, folder),
+        teacher=_teacher(config, folder),
     )
     seen = None if measurements is None else measurements_from_json(measurements)
     if seen is None and measure and not found.preset:
@@ -80,3 +89,11 @@ def _roles(config: RunConfig, base: Path) -> Roles:
     else:
         return Roles()
     return find_roles(config, base)
+
+
+def _teacher(config: RunConfig, base: Path) -> TeacherFacts | None:
+    if not config.method.teacher or config.distill.teacher is None:
+        return None
+    from surefoot.methods.distill.teacher import find_teacher
+
+    return find_teacher(config, base)

@@ -78,6 +78,7 @@ def hub_names(config: RunConfig) -> list[str]:
     """Return the models and data sets that the run reads from the hub, without duplicates, cached or not. Raises
     InputError if a folder's description cannot be read."""
     scored = (config.reward.init, config.ppo.reward, config.ppo.critic, *config.grpo.reward_models)
+    scored += (config.distill.teacher,)
     models = (config.model.path, config.alignment.reference, *scored)
     groups = (config.data.train, config.data.eval)
     sources = [source for group in groups if isinstance(group, tuple) for source in group]

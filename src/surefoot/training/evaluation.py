@@ -72,7 +72,8 @@ def evaluate_loss(
     accuracy = means.pop("correct", None)
     seconds = time.perf_counter() - started
     kept = {name: table.tolist() for name, table in tables.items()}
-    found = perplexity(loss) if unit == "tokens" else None
+    # The loss of a method with a teacher is none; its objective tells the cross entropy beside it.
+    found = perplexity(means.get("cross_entropy", loss)) if unit == "tokens" else None
     return EvalReport(step, loss, found, accuracy, weight, seconds, means, kept, unit)
 
 

@@ -196,6 +196,17 @@ class JudgedBatch(RowsBatch):
 
 
 @dataclass(frozen=True)
+class DrawnBatch(RowsBatch):
+    """B answers that the model in training has drawn itself.
+
+    rows: prompts with their answers; targets are the answers' tokens.
+    weight: number of these.
+    """
+
+    weight: int
+
+
+@dataclass(frozen=True)
 class PromptBatch(RowsBatch):
     """B prompts for a policy to answer.
 

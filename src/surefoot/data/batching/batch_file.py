@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
+from surefoot.data.batching.batch import Batch, DrawnBatch, JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.data.batching.groups import GroupBatch
 from surefoot.data.batching.rollouts import PpoBatch
 
-_KINDS = {kind.__name__: kind for kind in (Batch, PairBatch, JudgedBatch, PromptBatch, PpoBatch, GroupBatch)}
+_KINDS = {
+    kind.__name__: kind for kind in (Batch, DrawnBatch, PairBatch, JudgedBatch, PromptBatch, PpoBatch, GroupBatch)
+}
 
 
 def batches_to_file(batches: Sequence[Weighted]) -> tuple[dict[str, torch.Tensor], list[Any]]:

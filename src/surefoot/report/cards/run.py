@@ -253,6 +253,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("examples per optimizer step", "batch.size", plan.batch.size),
         ("gradient checkpointing", "gradient_checkpointing", plan.memory.gradient_checkpointing),
         *([("reference", "alignment.reference", plan.reference)] if plan.reference else []),
+        *([("teacher", "distill.teacher", plan.teacher)] if plan.teacher else []),
     ]
     if plan.adapter:
         rows.insert(0, ("method", "adapter", plan.adapter.kind))

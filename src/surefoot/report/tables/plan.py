@@ -128,6 +128,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield from _reward_rows(plan)
     if plan.reference is not None:
         yield _row("alignment.reference", plan.reference)
+    if plan.teacher is not None:
+        yield _row("distill.teacher", plan.teacher)
     yield from _ppo_rows(plan)
     yield _row("optimizer", plan.optimizer)
     yield _row("batch.size", plan.batch.size)

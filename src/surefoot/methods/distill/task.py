@@ -1,0 +1,46 @@
+"""Stage distill as a task: the batches are those of stage sft, the loss compares with the teacher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.batching.loader import all_example_batches, example_batches
+from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.tokenize_file import ReadRecord
+from surefoot.methods.distill.teacher import open_teacher, require_teacher
+from surefoot.methods.examples import prepare_examples, task_of_items
+from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
+from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
+from surefoot.planning.plan import RunPlan, TokenizerPlan
+
+
+def prepare_distill(
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    read_record: ReadRecord | None = None,
+) -> PreparedData:
+    """Prepare the examples. A teacher without weights is found here, before the data are read."""
+    require_teacher(config)
+    return prepare_examples(config, tokens, tokenizer, read_record=read_record)
+
+
+def settings_of(config: RunConfig) -> DistillSettings:
+    given = config.distill
+    return DistillSettings(given.beta, given.temperature, given.sft)
+
+
+def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
+    """Make the task of the data under a plan; `start_distill` gives it the teacher."""
+    objective = distill_objective(settings_of(config), stand_in)
+    return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
+
+
+def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
+    """Open the teacher."""
+    teacher = open_teacher(run.config, run.plan, loaded, notify)
+    return replace(run.task, objective=distill_objective(settings_of(run.config), teacher))
