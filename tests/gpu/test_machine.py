@@ -98,6 +98,7 @@ CASES = {
     "dora-twice": {"adapter": {"kind": "dora", "rank": 16}, "gradient_checkpointing": "on"},
     "full": {"adapter": None},
     "full-fp32": {"adapter": None, "precision": "fp32"},
+    "offloaded": {"adapter": None, "parallel": {"offload": "optimizer"}},
 }
 
 

@@ -189,3 +189,23 @@ def test_usable_leaves_room_for_what_is_not_counted():
 
 def _data(length):
     return {"train": "unused.jsonl", "max_length": length}
+
+
+def test_an_optimizer_in_host_memory_leaves_the_device_its_products(decide):
+    """Llama-3.1-8B: of 32 layers with 218,103,808 linear weights each in bf16, of 1,050,939,392 others (2 x 128,256
+    by 4,096, and 65 norms of 4,096) in fp32, and a copy of the head in bf16. In host memory 16 bytes of each of
+    8,030,261,248, and three times the largest gradient, which is an embedding's."""
+    found = decide(hardware="a40", adapter=None, parallel={"offload": "optimizer"}).memory
+    linear, embedding = 32 * 218_103_808, 128_256 * 4096
+    assert found.weights == 2 * linear + 4 * (2 * embedding + 65 * 4096) + 2 * embedding
+    assert found.gradients == 2 * 4 * embedding
+    assert found.optimizer == 0
+    assert found.host == 16 * 8_030_261_248 + 3 * 4 * embedding
+
+
+def test_host_memory_that_is_too_small_is_refused(decide, monkeypatch):
+    machine = dataclasses.replace(preset("a40"), host=100 * GIB)
+    monkeypatch.setattr(f"{__name__}.preset", lambda name: machine)
+    with raises_fault("SF-MEMORY", "parallel.offload", "125.5", "100.0"):
+        decide(adapter=None, parallel={"offload": "optimizer"})
+    assert decide(adapter=None, parallel={"offload": "optimizer"}, optim={"name": "adamw_8bit"}).memory.host < 100 * GIB

@@ -54,6 +54,17 @@ def test_offload_needs_an_engine_that_has_it():
     assert plan(2, engine="fsdp2", offload="all")[1].faults == []
 
 
+def test_one_process_keeps_its_optimizer_in_host_memory_and_its_weights_on_the_device():
+    for engine in ("auto", "single"):
+        found, notes = plan(1, engine=engine, offload="optimizer")
+        assert (found.engine.value, found.offload, notes.faults) == ("single", "optimizer", [])
+        assert [fault.where for fault in plan(1, engine=engine, offload="all")[1].faults] == ["parallel.offload"]
+    found, _ = plan(1, offload="optimizer")
+    notes = Notes()
+    check_average(found, 0.9, notes)
+    assert [fault.where for fault in notes.faults] == ["ppo.ema"]
+
+
 def test_a_rank_holds_its_share():
     for engine, stage, shares in [
         ("ddp", None, (8, 8, 8)),
@@ -71,6 +82,8 @@ def test_what_lies_in_host_memory_counts_nowhere():
     parallel = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "user"), None, "all")
     found = per_rank(states(8), parallel)
     assert (found.weights, found.optimizer) == (0, 0)
+    # A quarter each of weights and moments, and of what gradients are counted with: they and the weights that train.
+    assert found.host == (2 + 2 + 2 + 2) * GIB
 
 
 def test_what_is_shared_is_said_in_words():

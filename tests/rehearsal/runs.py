@@ -21,12 +21,19 @@ ON_THE_PRETEND_GPU = [
 ]
 LORA = {"kind": "lora", "rank": 4}
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
+OFFLOADED = {"parallel": {"offload": "optimizer"}}
 # One pass of each micro-batch reads where its learned tokens stand, and transformers whether a row is padded.
 PER_PASS = {("aten::nonzero", "methods/losses/sft.py:supervised_places"), ("item", "models/forward.py:hidden_states")}
 NARROWED = ("item", "models/forward.py:narrowed_logits")  # transformers' look at padding, again
 BESIDES = {
     "dora": {("copy to the host", "kernels/dora.py:factors_of")},  # once a step: the factors of all layers
     "dpo-full": {NARROWED},
+    "offloaded": {
+        ("copy to the host", "training/engine/base.py:clip"),  # the step is taken there
+        ("synchronize", "training/engine/offloaded.py:wait_for_room"),  # more under way than the largest gradient
+        ("copy to the device", "training/engine/offloaded.py:<dictcomp>"),  # the norm of each group, for the guard
+        ("copy to the device", "training/optimizer_state.py:look_at_moments"),  # whether they are finite
+    },
     "ppo": {NARROWED, *((why, "methods/losses/ppo.py:at_places") for why in ("aten::nonzero", "aten::index"))},
     "grpo": {NARROWED, ("aten::nonzero", "methods/losses/grpo.py:answers_of")},
 }
@@ -95,6 +102,7 @@ CASES = {
     "kto": BF16 | {"stage": "kto", "records": "kto"},
     "ppo": BF16 | {"stage": "ppo", "records": "prompts", "ppo": {"max_new_tokens": 4}},
     "grpo": BF16 | {"stage": "grpo", "records": "prompts", "grpo": {"max_new_tokens": 4, "group": 2, "kl": 0.1}},
+    "offloaded": BF16 | OFFLOADED | {"adapter": None},
     "muon": BF16 | {"adapter": None, "optim": {"name": "muon", "lr": 1e-3}},
 }
 

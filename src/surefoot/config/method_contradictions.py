@@ -239,8 +239,8 @@ def parallel(config: RunConfig) -> Iterator[Problem]:
         yield problem(
             "parallel.zero_stage", what, "set parallel.engine to deepspeed, or leave it out", "parallel.engine"
         )
-    if given.offload != default.offload and given.engine in ("single", "ddp"):
-        what = f"parallel.engine {given.engine} cannot offload"
+    if given.offload != default.offload and given.engine == "ddp":
+        what = "parallel.engine ddp cannot offload"
         yield problem("parallel.offload", what, "use fsdp2 or deepspeed, or leave it out", "parallel.engine")
 
 

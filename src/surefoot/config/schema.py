@@ -293,7 +293,8 @@ class ParallelConfig(Section):
     zero_stage: Annotated[int, Field(ge=1, le=3), Number] = 2
     """deepspeed only: what is sharded. 1: optimizer state. 2: also gradients. 3: also weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """fsdp2 and deepspeed: keep optimizer state in host memory, or optimizer state and sharded weights (all)."""
+    """What lies in host memory. optimizer (one process, deepspeed): fp32 weights, gradients and optimizer state, and
+    the CPU takes the step. all (fsdp2, ZeRO 3): sharded weights too."""
     check_every: Count = 100
     """ddp: compare the ranks' weights by hash every N steps."""
     timeout: Positive = 1800.0

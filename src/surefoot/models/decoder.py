@@ -45,6 +45,13 @@ def decoder_matrices(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
 
 
+def decoder_linears(model: nn.Module) -> frozenset[str]:
+    """Return the names, as in `model.named_parameters()`, of the weights of linear layers inside the decoder layers."""
+    layers = [layer for inner in language_models(model) for layer in decoder_layers(inner)]
+    inside = {id(one.weight) for layer in layers for one in layer.modules() if isinstance(one, (nn.Linear, Conv1D))}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in inside)
+
+
 @contextmanager
 def few_layers(model: nn.Module) -> Iterator[None]:
     """Context in which every decoder in `model` has only the first layer of each kind and its last layer. Layers are of

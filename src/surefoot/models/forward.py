@@ -133,12 +133,12 @@ def language_models(model: nn.Module) -> list[PreTrainedModel]:
 
 @torch.no_grad()
 def short_pass(model: PreTrainedModel) -> Any:
-    """Run the model on two tokens, to inspect its structure. Uses autocast for a 16-bit base, whose adapters are
-    fp32."""
-    first = next(model.parameters())
-    mixed = first.dtype in (torch.bfloat16, torch.float16)
-    with torch.autocast(first.device.type, dtype=first.dtype if mixed else None, enabled=mixed):
-        return model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=first.device), use_cache=False)
+    """Run the model on two tokens, to inspect its structure. Uses autocast where weights are in 16 bits: others
+    (adapters) are in fp32."""
+    device = next(model.parameters()).device
+    narrow = next((one.dtype for one in model.parameters() if one.dtype in (torch.bfloat16, torch.float16)), None)
+    with torch.autocast(device.type, dtype=narrow, enabled=narrow is not None):
+        return model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device), use_cache=False)
 
 
 def hidden_states(model: nn.Module, batch: Batch, read: torch.Tensor | None = None) -> torch.Tensor:

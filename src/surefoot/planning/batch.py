@@ -40,6 +40,7 @@ def plan_batch(
     lengths: LengthFacts | None,
     kind: str,
     available: int,
+    host: int | None = None,
     notes: Notes,
     parallel: ParallelPlan = SINGLE,
     documents: bool = False,
@@ -50,6 +51,7 @@ def plan_batch(
     length: tokens of the longest example that the run may see.
     kind: cpu | cuda | mps.
     available: bytes of memory of one rank.
+    host: bytes of host memory of one rank, if the device has memory of its own; None: unknown.
     documents: whether micro-batches may be counted in tokens.
     experts_frozen: the same workload without the adapter on a mixture's experts, if there is one.
 
@@ -75,7 +77,7 @@ def plan_batch(
             recomputed=recomputed,
             accumulation=_passes(request.size, examples, world),
         )
-        return per_rank(whole, parallel)
+        return replace(per_rank(whole, parallel), host_available=host)
 
     def decide(examples: int, forecast: Forecast) -> Recompute:
         return _checkpointing(checkpointing, work.model.layers, examples, forecast)
@@ -179,6 +181,10 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
     lighter: the forecast with a mixture's experts frozen, if that is an option.
     """
     states = _states(plan)
+    if plan.host_available is not None and plan.host > plan.host_available:
+        what = f"needs {size_text(plan.host)} of host memory, and there are {size_text(plan.host_available)}"
+        fix = "set optim.name: adamw_8bit, train an adapter, or leave it out"
+        notes.refuse("parallel.offload", what, fix, NO_MEMORY)
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, and there are {size_text(plan.available)}"
         fix = "train an adapter, keep the base in 16 bits, or use a smaller model"

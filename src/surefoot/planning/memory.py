@@ -269,20 +269,26 @@ def forecast(
     # The last layer runs backward first, when all activations exist.
     activations = pictures + kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
+    elsewhere = work.offloaded and work.kind != "cpu"  # a CPU has one memory
+    trained, narrowed = work.trainable + work.learning, work.narrow / work.trainable if work.trainable else 0.0
     weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
-    gradients = 4 * (work.trainable + work.learning)
+    weights -= work.narrow * (4 - work.width)
+    learning = 4 + (work.width if work.autocast else 0) - 4 * narrowed  # of a weight of the second model
+    masters = 4 * trained if work.offloaded else 0
+    # Offloaded, the largest is on its way to the host while the next one is made.
+    gradients = 2 * work.largest if elsewhere else 4 * trained
     # The gradient of a layer's experts is one block, and no hole that activations leave has room for it.
     apart = work.holes != "none" and work.model.experts > 0 and work.adapter is None
-    waiting = gradients if accumulation > 1 or apart else 0
+    waiting = gradients if (accumulation > 1 or apart) and not elsewhere else 0
     peak = max(
         waiting + forward + logits,
-        waiting + activations,
+        waiting + activations + (work.largest if elsewhere else 0),
         gradients - _cast_bytes(work) + pictures + int((1 + _BACKWARD) * per_layer),
     )
     return MemoryPlan(
-        weights=weights + work.under + work.learning * (4 + (work.width if work.autocast else 0)),
+        weights=weights + work.under + int(work.learning * learning) + (masters if not elsewhere else 0),
         gradients=gradients,
-        optimizer=work.optimizer,
+        optimizer=0 if elsewhere else work.optimizer,
         activations=activations,
         logits=logits,
         available=available,
@@ -291,6 +297,8 @@ def forecast(
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
         holes=_holes(work, activations, per_layer, tokens) + _programs(work),
+        # Beside masters, sums and moments, copies in both directions are under way.
+        host=masters + 4 * trained + work.optimizer + 3 * work.largest if elsewhere else 0,
     )
 
 
@@ -331,7 +339,7 @@ def _cast_bytes(work: Workload) -> int:
     over. Those of surefoot's adapter kernel stay, see `adapter_copies`."""
     if not work.autocast:
         return 0
-    linear = sum(module.parameters for module in work.model.modules if module.linear)
+    linear = sum(module.parameters for module in work.model.modules if module.linear) - work.narrow
     cast = work.trainable if work.adapter else linear
     if work.adapter and work.precision.base.value == "fp32":
         cast += linear

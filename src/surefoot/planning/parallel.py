@@ -1,5 +1,6 @@
 """Choose the engine of a multi-process run, and compute what each rank stores of the memory forecast.
 
+single      one process; its optimizer may lie in host memory (`surefoot.training.engine.offloaded`)
 ddp         everything in every process: the least communication, so it is used whenever it fits
 fsdp2       weights, gradients and optimizer state are sharded over all ranks
 deepspeed   ZeRO 1: optimizer state; 2: also gradients; 3: also weights
@@ -10,10 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from surefoot.config.schema import ParallelConfig
+from surefoot.config.schema import OptimConfig, ParallelConfig
+from surefoot.families.model_facts import ModelFacts
 from surefoot.planning import memory
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan
+from surefoot.planning.optimizer import trainable_tensors
+from surefoot.planning.plan import OFF, AdapterPlan, Choice, MemoryPlan, ParallelPlan, PrecisionPlan
+from surefoot.planning.workload import Workload
 from surefoot.system.messages import size_text
 
 SINGLE = ParallelPlan()
@@ -49,9 +53,13 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     if request.engine == "single" and ranks.world > 1:
         what = f"single is one process, and there are {ranks.world}"
         notes.refuse("parallel.engine", what, "leave it out, or use ddp, fsdp2 or deepspeed")
-    if request.offload != "none" and request.engine not in ("fsdp2", "deepspeed"):
-        what = f"only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
+    alone = request.engine == "single" or (request.engine == "auto" and ranks.world == 1)
+    if request.offload != "none" and not alone and request.engine not in ("fsdp2", "deepspeed"):
+        what = f"in several processes only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
         notes.refuse("parallel.offload", what, "set parallel.engine: fsdp2, or leave it out")
+    if request.offload == "all" and alone:
+        what = "one process computes with weights that lie on its device"
+        notes.refuse("parallel.offload", what, "set optimizer")
     if request.engine == "fsdp2" and request.offload == "optimizer":
         what = "fsdp2 keeps weights, gradients and moments in the same place"
         notes.refuse("parallel.offload", what, "set all, or parallel.engine: deepspeed")
@@ -62,7 +70,7 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
         reason = f"asked for; {shared_words(request.engine, stage, ranks.world)}"
         return ParallelPlan(Choice(request.engine, reason, "user"), count, stage, request.offload)
     if ranks.world == 1:
-        return ParallelPlan(Choice("single", "one process", "default"), count)
+        return ParallelPlan(Choice("single", "one process", "default"), count, offload=request.offload)
     size = size_text(states.weights + states.gradients + states.optimizer)
     room = size_text(memory.usable(states.available))
     if memory.fits(states):
@@ -91,9 +99,38 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Not
         notes.refuse("parallel.engine", what, "use ddp, or precision.base: auto")
 
 
+def holds_narrow(plan: ParallelPlan, precision: PrecisionPlan, adapter: AdapterPlan | None) -> bool:
+    """Whether the device holds the decoder's linear weights in the dtype of the products, because the fp32 ones lie in
+    host memory. Adapters stay in fp32, and so do weights whose rounding is trained (precision.qat)."""
+    alone = plan.engine.value == "single" and plan.offload == "optimizer"
+    return alone and adapter is None and precision.compute.value != "fp32" and precision.qat.value == OFF
+
+
+def with_offload(
+    work: Workload, parallel: ParallelPlan, optim: OptimConfig, model: ModelFacts, added_rows: int
+) -> Workload:
+    """Return the workload of a process whose optimizer lies in host memory, if the plan says so.
+
+    model: as trained, as for `trainable_tensors`.
+    """
+    if parallel.engine.value != "single" or parallel.offload == "none":
+        return work
+    narrow = 0
+    if holds_narrow(parallel, work.precision, work.adapter):
+        narrow = sum(one.linear[0] * one.linear[1] for one in model.modules if one.in_layer and one.linear)
+    width = work.width if narrow else 4
+    tensors = trainable_tensors(model, work.adapter, added_rows)
+    largest = max((tensor.numbers * (width if tensor.inside else 4) for tensor in tensors), default=0)
+    return replace(work, offloaded=True, narrow=narrow, largest=largest)
+
+
 def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None:
-    """Refuse a moving average of sharded weights, which needs them whole on every rank. decay: ppo.ema."""
+    """Refuse a moving average of sharded weights, which needs them whole on every rank, and of weights in two places.
+    decay: ppo.ema."""
     engine, stage = plan.engine.value, plan.zero_stage
+    if decay is not None and engine == "single" and plan.offload != "none":
+        what = "an average of weights is put into the model, and parallel.offload has the ones that train elsewhere"
+        notes.refuse("ppo.ema", what, "leave one of them out")
     if decay is None or "weights" not in shared_parts(engine, stage):
         return
     named = f"parallel.engine {engine}" + (f" with parallel.zero_stage {stage}" if stage else "")
@@ -149,6 +186,9 @@ def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
         optimizer=share("optimizer", whole.optimizer),
         apart=0 if "gradients" in parts else whole.apart,  # a shard hardly matters; err on the safe side
     )
-    if plan.offload == "none":
+    if plan.offload == "none" or plan.engine.value == "single":  # `memory.forecast` has a single process as it is
         return found
-    return replace(found, optimizer=0, weights=found.weights if plan.offload == "optimizer" else 0)
+    # Each keeps fp32 weights that train, their gradients and moments there.
+    masters = share("optimizer", whole.gradients)
+    host = masters + found.gradients + found.optimizer + (found.weights if plan.offload == "all" else 0)
+    return replace(found, optimizer=0, weights=found.weights if plan.offload == "optimizer" else 0, host=host)

@@ -138,6 +138,8 @@ class MemoryPlan:
     # time.
     apart: int = 0
     holes: int = 0  # fragmentation of the C library's heap
+    host: int = 0  # bytes of one rank in host memory, not in the total: see `ParallelPlan.offload`
+    host_available: int | None = None  # host memory of one rank; None: unknown, or a plan for a CPU
 
     def layers_again(self, layers: int) -> int:
         """Number of layers with gradient checkpointing. layers: number of layers of the model."""

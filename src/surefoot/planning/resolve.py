@@ -39,6 +39,7 @@ from surefoot.planning.parallel import (
     check_server,
     check_shareable,
     plan_parallel,
+    with_offload,
 )
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
 from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
@@ -134,6 +135,7 @@ def resolve(
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
     precision = replace(precision, qat=qat, qat_group=qat_group)
     work = replace(work, precision=precision)
+    work = with_offload(work, parallel, config.optim, without_idle(config, model), tokens.added_rows)
     balance = plan_balance(config, model, notes)
     kernels = plan_kernels(
         config,
@@ -159,6 +161,7 @@ def resolve(
         lengths=lengths,
         kind=hardware.kind,
         available=available,
+        host=None if hardware.host is None else hardware.host // ranks.local,
         notes=notes,
         parallel=parallel,
         documents=config.method.packs,

@@ -46,6 +46,9 @@ class Workload:
     passes: int = 1  # forward passes whose activations exist at once: two for actor and critic
     fused_norms: bool = False  # whether surefoot's norm kernel is used, which keeps less
     prunes: bool = False  # whether the last layer computes only needed rows after its attention
+    offloaded: bool = False  # whether one process has its optimizer in host memory
+    narrow: int = 0  # trained weights that are then held in the compute dtype on the device
+    largest: int = 0  # bytes of the largest gradient, if offloaded
     varies: bool = False  # whether micro-batches vary in their number of tokens
     kind: str = "cuda"  # device kind: cpu | cuda | mps
     compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, that a teacher's logits take

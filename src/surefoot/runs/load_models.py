@@ -24,10 +24,10 @@ from surefoot.models.facts import is_router, layer_name
 from surefoot.models.fast.packing import documents_fault
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
-from surefoot.models.precision import autocast, set_tf32
+from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING
-from surefoot.planning.parallel import shared_parts
+from surefoot.planning.parallel import holds_narrow, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.runs.requirements import require_libraries
 from surefoot.system import process
@@ -83,8 +83,10 @@ def load_models(
     allocator = process.settle_allocator(plan.device.value)
     kept = KeptMemory(plan.memory.total) if allocator else None
     device = torch.device(plan.device.value)
-    choice = EngineChoice(plan.parallel.engine.value, plan.parallel.zero_stage or 2, plan.parallel.offload)  # type: ignore[arg-type]
-    at_first = device if choice.name in ("single", "ddp") else torch.device("cpu")  # may not fit unsharded
+    choice = engine_choice(plan)
+    # Sharded, or in 16 bits, the model may fit into the device where all of it in fp32 does not.
+    whole_fits = choice.name in ("single", "ddp") and choice.narrow is None
+    at_first = device if whole_fits else torch.device("cpu")
     policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = functions_of(config.stage).build
@@ -141,6 +143,15 @@ def load_models(
         share=share,
         packing_fault=packing_fault,
     )
+
+
+def engine_choice(plan: RunPlan) -> EngineChoice:
+    """The engine that the plan names."""
+    parallel = plan.parallel
+    narrow = None
+    if holds_narrow(parallel, plan.precision, plan.adapter):
+        narrow = TORCH_DTYPE[plan.precision.compute.value]
+    return EngineChoice(parallel.engine.value, parallel.zero_stage or 2, parallel.offload, narrow)  # type: ignore[arg-type]
 
 
 def _routing(policy: nn.Module, plan: RunPlan) -> Routing | None:

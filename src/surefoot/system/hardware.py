@@ -62,6 +62,7 @@ class Hardware:
     preset: bool  # True: described, not present; nothing can be measured
     free: int | None = None
     flash_attention_2: bool | None = None
+    host: int | None = None  # bytes of host memory beside an accelerator's own; None: unknown, or a CPU
     holes: Holes = "none"  # CPU: fragmentation by the C library, see `surefoot.system.allocator`
 
 
@@ -132,6 +133,7 @@ def detect() -> Hardware:
         return replace(
             found,
             memory=properties.total_memory,
+            host=host_memory()[0],
             preset=False,
             free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=flash,

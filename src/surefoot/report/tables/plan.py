@@ -99,7 +99,7 @@ _KEYS = {
 
 def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("device", plan.device)
-    if plan.parallel.engine.value != "single":
+    if plan.parallel.engine.value != "single" or plan.parallel.offload != "none":
         yield from _parallel_rows(plan.parallel)
     precision = plan.precision
     yield _row("precision.compute", precision.compute)
@@ -242,6 +242,9 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     if memory.apart:
         different = "logits, gradients and activations peak at different moments"
         yield "overlap", f"-{size_text(memory.apart)}", different
+    if memory.host:
+        room = "" if memory.host_available is None else f" of {size_text(memory.host_available)}"
+        yield "host memory", size_text(memory.host), f"fp32 weights, gradients, optimizer{room}; not in the total"
     verdict = "fits" if fits(memory) else "more than"
     room = f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}"
     yield "total" if plan.parallel.ranks.value == 1 else "total per rank", size_text(memory.total), room

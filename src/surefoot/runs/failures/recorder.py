@@ -150,8 +150,9 @@ class FailureRecorder:
             durable.remove(there[-1])
 
     def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
-        if self._loaded.plan.parallel.engine.value not in ("single", "ddp"):
-            return None  # sharded: no rank has all of them
+        parallel = self._loaded.plan.parallel
+        if parallel.engine.value not in ("single", "ddp") or parallel.offload != "none":
+            return None  # sharded: no rank has all of them; offloaded: a replay would have to put them into two places
         weights = dict(self._loaded.engine.weights())
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         # Twice the size, so that the next checkpoint still fits.

@@ -35,6 +35,7 @@ from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.models.precision import exact_products, widened
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.memory import usable
+from surefoot.planning.parallel import holds_narrow
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.parity.differences import LIMITS, Differences, Pass, differences, largest_difference, limits_in
 from surefoot.runs.parity.passes import nonzero_matrices, one_pass
@@ -222,6 +223,8 @@ def _unsuited(plan: RunPlan) -> str:
     """Why the plan rules out computing a part of the model in fp32; empty if it does not."""
     if plan.parallel.engine.value in CUTTING:
         return f"{plan.parallel.engine.value} has shared the weights out"
+    if holds_narrow(plan.parallel, plan.precision, plan.adapter):
+        return f"the device holds weights in {plan.precision.compute.value}, and those in fp32 lie in host memory"
     packed = plan.precision.packed
     return f"a base in {packed} is dequantized to 16 bits" if packed else ""
 

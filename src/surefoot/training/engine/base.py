@@ -1,6 +1,6 @@
 """The engine interface: an engine holds the parameters and runs the optimizer, in one or many processes.
 
-    single      the plain model in one process
+    single      the plain model in one process, whose optimizer may lie in host memory
     ddp         the plain model in every process; gradients are summed once per step
     fsdp2       every process holds a shard of weights, gradients and moments
     deepspeed   ZeRO 1 (shards moments), 2 (also gradients) or 3 (also weights)
@@ -162,7 +162,11 @@ class Engine(ABC):
 
 
 class Stepping(Engine):
-    """Base of engines that keep gradients on the parameters and step torch's own optimizers."""
+    """Base of engines that keep gradients on parameters and step torch's own optimizers.
+
+    stepped: name -> the parameter that the optimizer changes and that holds the gradient; the model's own, unless these
+        lie elsewhere. `groups` consists of them.
+    """
 
     def __init__(
         self,
@@ -175,6 +179,7 @@ class Stepping(Engine):
     ):
         self.model = model
         self.parameters = parameters
+        self.stepped = parameters
         self.groups = groups
         self.optimizer = optimizer
         self.device = device
@@ -185,7 +190,7 @@ class Stepping(Engine):
 
     def unscale(self, scale: LossScale | None) -> None:
         if scale is not None:
-            torch._foreach_mul_(own_gradients(self.parameters), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(own_gradients(self.stepped), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
 
     def apply(
         self, lr: PerGroup[float], norms: Mapping[str, torch.Tensor], max_grad_norm: PerGroup[float | None]
@@ -202,13 +207,13 @@ class Stepping(Engine):
         self.optimizer.zero_grad(set_to_none=True)
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        return {name: own_part(one.grad) for name, one in self.parameters.items() if one.grad is not None}
+        return {name: own_part(one.grad) for name, one in self.stepped.items() if one.grad is not None}
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return {name: own_part(one) for name, one in self.parameters.items()}
+        return {name: own_part(one) for name, one in self.stepped.items()}
 
     def moments(self) -> Mapping[str, torch.Tensor]:
-        return {name: own_part(one) for name, one in state_entries(self.optimizer, self.parameters)}
+        return {name: own_part(one) for name, one in state_entries(self.optimizer, self.stepped)}
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

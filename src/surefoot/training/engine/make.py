@@ -17,6 +17,7 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.training.engine.base import Elements, Engine, Groups, Members, groups_of
 from surefoot.training.engine.deepspeed import DeepSpeedEngine
 from surefoot.training.engine.fsdp2 import Fsdp2Engine
+from surefoot.training.engine.offloaded import OffloadedEngine
 from surefoot.training.engine.replicated import DdpEngine, SingleEngine
 from surefoot.training.optimizer import Optimizer, trainable_parameters
 from surefoot.training.ranks import Ranks
@@ -27,12 +28,14 @@ class EngineChoice:
     """The engine that a plan names.
 
     zero_stage: ZeRO stage, for deepspeed only.
-    offload: what fsdp2 and deepspeed keep in host memory between uses.
+    offload: what lies in host memory between uses; single and ddp have "none", single also "optimizer".
+    narrow: single with "optimizer" only, see `OffloadedEngine`.
     """
 
     name: Literal["single", "ddp", "fsdp2", "deepspeed"]
     zero_stage: Literal[1, 2, 3] = 2
     offload: Literal["none", "optimizer", "all"] = "none"
+    narrow: torch.dtype | None = None
 
 
 def make_engine(
@@ -45,13 +48,16 @@ def make_engine(
 ) -> Engine:
     """Make an engine for a model whose weights are loaded already, equal on all ranks.
 
-    model: on `device` for ddp and single; for the others it may be on the CPU, from where each rank takes its shard.
+    model: on `device` for ddp, and for single without offloading; for the others it may be on the CPU, from where each
+        rank takes its shard.
     members: group -> predicate on parameter names.
     make_optimizer: makes the optimizer from the parameters as the engine holds them (sharding replaces the model's);
         called once. Moments of a checkpoint are loaded afterwards with `Engine.load_state`.
 
     Raises InputError if the engine does not support this model or optimizer, EnvironmentFault if ranks differ.
     """
+    if choice.name == "single" and choice.offload == "optimizer":
+        return OffloadedEngine(model, members, make_optimizer, device, narrow=choice.narrow)
     if choice.name in ("single", "ddp"):
         groups = groups_of(model, members)
         if choice.name == "ddp":
@@ -94,7 +100,7 @@ def verify_share(engine: Engine, name: str, cut: Collection[str], whole: Element
     found = engine.elements()
     kind = type(engine).__name__
     faults = []
-    if kind.lower() != f"{name}engine":
+    if f"{name}engine" not in [one.__name__.lower() for one in type(engine).__mro__]:  # OffloadedEngine is a single's
         faults.append(Fault("plan: parallel.engine", f"planned {name}, found {kind}", code="SF-PLAN-BROKEN"))
     for part, held, total in (
         ("weights", found.parameters, whole.parameters),

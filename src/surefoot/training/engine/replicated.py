@@ -41,10 +41,10 @@ class SingleEngine(Stepping):
         return {name: nn.utils.get_total_norm(own_gradients(group)) for name, group in self.groups.items()}
 
     def gather_state(self) -> dict[str, torch.Tensor]:
-        return optimizer_tensors(self.optimizer, self.parameters) if self.ranks.is_first else {}
+        return optimizer_tensors(self.optimizer, self.stepped) if self.ranks.is_first else {}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+        load_optimizer_tensors(self.optimizer, self.stepped, tensors)
 
     def gathered(self, frozen: bool = True) -> AbstractContextManager[None]:
         return nullcontext()
