@@ -63,8 +63,10 @@ def test_a_reward_model():
     assert found["data"] == {"train": source, "template": "llama3", "max_length": 1024}
 
 
+GROUP = {"max_completion_length": 64, "reward_funcs": ["think_format_reward"], "num_generations": 2}
 REFUSED = [  # a type of records, words, the setting that is refused
-    ("chatml.intel", {"rl": "grpo"}, "rl"),
+    ("rewards.transform", {"rl": "grpo", "trl": GROUP}, "datasets"),
+    ("chatml.intel", {"rl": "gdpo"}, "rl"),
     ("chatml.intel", {"rl": "dpo", "reward_model": True}, "reward_model"),
     ("zephyr.nectar", {"rl": "dpo"}, "datasets"),
     ("chatml.icr", {"rl": "kto"}, "datasets"),
@@ -72,7 +74,6 @@ REFUSED = [  # a type of records, words, the setting that is refused
     ("chatml.intel", {"reward_model": True}, "datasets"),
     ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
     ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
-    ("chatml.intel", {"rl": "dpo", "trl": {"num_generations": 8}}, "trl"),
     ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
     ({"prompt_format": "Q: {prompt}"}, {"rl": "dpo"}, "datasets"),
     ({"field_promt": "q"}, {"rl": "dpo"}, "datasets"),

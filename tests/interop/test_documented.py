@@ -97,7 +97,7 @@ MEANT = {  # command -> what its last word is likely to mean
     "tune run lora_finetune_single_device --config lora.yaml model.lora_rnk=3": "model.lora_rank",
 }
 NOT_READ = {  # command -> code, and the fault's place
-    "trl grpo --model_name_or_path m": ("SF-TRANSLATE-COMMAND", "trl grpo"),
+    "trl distillation --model_name_or_path m": ("SF-TRANSLATE-COMMAND", "trl distillation"),
     "axolotl inference lora.yml": ("SF-TRANSLATE-COMMAND", "axolotl"),
     "tune run lora_dpo_single_device --config lora.yaml": ("SF-TRANSLATE-COMMAND", "tune run lora_dpo_single_device"),
     "tune run lora_finetune_single_device --config llama3_1/8B_lora": ("SF-TRANSLATE-COMMAND", "llama3_1/8B_lora"),

@@ -168,7 +168,7 @@ def test_what_trl_asks_for_in_vain():
     assert {words: refused_settings(lambda words=words: trl(words)) for words in asked} == {
         words: [name] for words, name in asked.items()
     }
-    assert refused_settings(lambda: trl("grpo"), "SF-TRANSLATE-COMMAND") == ["trl"]
+    assert refused_settings(lambda: trl("distillation"), "SF-TRANSLATE-COMMAND") == ["trl"]
 
 
 # Of TRL 1.16's dataclasses, where they differ from TrainingArguments of transformers 5.
@@ -185,6 +185,15 @@ TRL_DEFAULTS = {
     "orpo": {"learning_rate": 1e-6, "beta": 0.1, "max_length": 1024, "max_completion_length": None},
     "cpo": {"learning_rate": 1e-6, "beta": 0.1, "label_smoothing": 0.0, "loss_type": "sigmoid", "cpo_alpha": 1.0,
             "simpo_gamma": 0.5, "alpha": 0.0},
+    "grpo": {"learning_rate": 1e-6, "disable_dropout": False, "num_generations": 8, "max_completion_length": 512,
+             "steps_per_generation": None, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "beta": 0.0,
+             "num_iterations": 1, "epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token",
+             "scale_rewards": "group", "loss_type": "dapo", "mask_truncated_completions": False,
+             "use_bias_correction_kl": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": True,
+             "vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0,
+             "vllm_importance_sampling_clip_min": None, "reward_weights": None, "shuffle_dataset": True},
+    "rloo": {"learning_rate": 1e-6, "num_generations": 2, "max_completion_length": 512, "beta": 0.05,
+             "num_iterations": 1, "epsilon": 0.2, "epsilon_high": None, "normalize_advantages": False},
 }  # fmt: skip
 
 

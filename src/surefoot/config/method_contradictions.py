@@ -11,9 +11,9 @@ from typing import Any
 from surefoot.config.methods import AlignmentConfig, PpoConfig
 from surefoot.config.problems import Problem
 from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
-from surefoot.method_facts.losses import NO_REFERENCE, read_by
+from surefoot.method_facts.losses import GROUP_LOSSES, NO_REFERENCE, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
-from surefoot.system.locations import is_address
+from surefoot.system.locations import is_address, is_function
 from surefoot.system.redaction import veiled
 
 _FOR_ANSWERS = ("train_on", "encoding")  # keys of data for methods with a loss on selected tokens
@@ -174,6 +174,9 @@ def groups(config: RunConfig) -> Iterator[Problem]:
         what = f"a step needs whole groups, but {config.batch.size} answers are not a multiple of {given.group}"
         near = max(1, round(config.batch.size / given.group)) * given.group
         yield problem("batch.size", what, f"use {near}, or another grpo.group", "grpo.group")
+    if given.kl_by_ratio and GROUP_LOSSES[given.loss].penalty == "score":
+        what = f"grpo.loss is {given.loss}, whose KL penalty is part of the score"
+        yield problem("grpo.kl_by_ratio", what, "leave it out", "grpo.loss")
     buffer = given.overlong_buffer
     if buffer is not None and given.overlong != "penalise":
         what = f"only grpo.overlong: penalise reads it, but it is {given.overlong}"
@@ -196,6 +199,9 @@ def groups(config: RunConfig) -> Iterator[Problem]:
         fix = "set grpo.top_k to at most 20 (or to vLLM's --max-logprobs), or leave top_p out"
         yield problem("grpo.top_p", what, fix, "grpo.top_k")
     for place, term in enumerate(given.rewards):
+        if term.convention and not (is_function(term.name) or term.name.startswith("entry_point:")):
+            what = f"says how a function is called, but {term.name} is none"
+            yield problem(f"grpo.rewards.{place}.convention", what, "leave it out", f"grpo.rewards.{place}.name")
         if term.name == "code" and not given.run_code:
             what = "runs programs that the model writes, which is not allowed yet"
             fix = "read SECURITY.md about the sandbox, then set grpo.run_code: true"

@@ -167,6 +167,9 @@ class RewardTerm(Section):
     """length: answers with more tokens than this score 0."""
     seconds: Annotated[Positive | None, Field(examples=[10])] = None
     """Time limit. math: of one comparison. code: CPU time of one program, in whole seconds. null: 5."""
+    convention: Literal["trl"] | None = None
+    """trl: the function is called as TRL calls reward functions, by keyword, see docs/grpo.md; null: as surefoot's
+    own."""
 
     @property
     def is_model(self) -> bool:
@@ -227,6 +230,9 @@ class GrpoConfig(Section):
     """Clipping range of the probability ratio above 1; auto: as the loss defines it."""
     kl: NonNegative = 0.0
     """Coefficient of the KL penalty towards the base model; 0: none, and no reference is loaded."""
+    kl_by_ratio: Flag = False
+    """Multiply the KL penalty of each token by its unclipped probability ratio, so that its gradient is that of the KL
+    of the current policy where an older one drew the answers (DeepSeek-V3.2, arXiv 2512.02556)."""
     overlong: Literal["learn", "mask", "penalise"] = "learn"
     """Treatment of answers that reach max_new_tokens without an end. learn: as any other. mask: they count in the mean
     of their group but carry no loss. penalise: within the last overlong_buffer tokens before max_new_tokens, up to 1

@@ -402,6 +402,8 @@ def test_fields_that_a_reward_reads_are_not_called_unread(world, tmp_path, rewar
         (["grpo.engine=vllm", "grpo.vllm_url=http://127.0.0.1:9", "grpo.top_p=0.9"], "grpo.top_p"),
         (["grpo.correction_high=2"], "grpo.correction_high"),
         (["grpo.correction=token_mask", "grpo.correction_low=4"], "grpo.correction_low"),
+        (["grpo.loss=rloo", "grpo.kl=0.1", "grpo.kl_by_ratio=true"], "grpo.kl_by_ratio"),
+        (["grpo.rewards=[{name: numeric, convention: trl}]"], "grpo.rewards[0].convention"),
         (["ppo.kl=0.5"], "ppo.kl"),
     ],
 )

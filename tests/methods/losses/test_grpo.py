@@ -177,3 +177,40 @@ def test_a_group_mean_shortens_the_gradient_by_one_answer():
 def test_twin_a_mean_over_tokens_of_each_answer_is_biased():
     found = expected_gradient(row(baseline="others", scale="none", mean="answers"))
     assert found.tolist() != pytest.approx(exact_gradient().tolist(), abs=1e-3)
+
+
+# --- the penalty, of one token that an older policy drew --------------------------------------------------------------
+
+OLD, REFERENCE = [0.9, 0.1, -0.4], [-0.2, 0.6, 0.1]
+
+
+def penalty_gradient(*, by_ratio: bool) -> torch.Tensor:
+    """Of the penalty alone, over all that the older policy draws."""
+    logits = torch.tensor(LOGITS, dtype=torch.float64, requires_grad=True)
+    logp = logits.log_softmax(0)
+    drawn, reference = (torch.tensor(one, dtype=torch.float64).log_softmax(0) for one in (OLD, REFERENCE))
+    total = torch.zeros((), dtype=torch.float64)
+    for token in range(len(LOGITS)):
+        own = (0, 0, (0,), (token,), 0, 0.0, True, drawn[[token]].float(), reference[[token]].float())
+        (batch,) = group_batches([GroupEpisode(*own)], 1, 0, of_tokens=True)
+        settings = GroupSettings(row(), 9.0, 9.0, 1.0, 1.0, 1, kl_by_ratio=by_ratio)
+        total = total + drawn[token].exp() * group_terms(settings, logp[[token]], batch).loss
+    total.backward()
+    return logits.grad
+
+
+def exact_penalty_gradient() -> torch.Tensor:
+    logits = torch.tensor(LOGITS, dtype=torch.float64, requires_grad=True)
+    logp, reference = logits.log_softmax(0), torch.tensor(REFERENCE, dtype=torch.float64).log_softmax(0)
+    (logp.exp() * (logp - reference)).sum().backward()
+    return logits.grad
+
+
+def test_a_penalty_by_ratio_is_that_of_the_policy_that_learns():
+    found = penalty_gradient(by_ratio=True)
+    assert found.tolist() == pytest.approx(exact_penalty_gradient().tolist(), abs=ROUNDING)
+
+
+def test_twin_without_the_ratio_it_is_another():
+    found = penalty_gradient(by_ratio=False)
+    assert found.tolist() != pytest.approx(exact_penalty_gradient().tolist(), abs=1e-2)

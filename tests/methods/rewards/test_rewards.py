@@ -102,6 +102,26 @@ def test_a_function_gets_the_fields_that_it_names_and_records_stay_with_their_an
     assert [(one.value, one.reason) for one in own(everything)] == [(n, "its length") for n in (1.0, 2.0, 3.0)]
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_function_of_trl_is_called_as_trl_does(turns):
+    """Its prompts are those of the records, and an answer in a conversation is a list of one message."""
+    prompts = [[{"role": "user", "content": text}] if turns else text for text in ("x", "y")]
+    records = [{"prompt": prompt, "answer": str(place)} for place, prompt in enumerate(prompts)]
+    given = Answers(["user: x", "user: y"], ["a", "bb"], [(1,), (2, 3)], records, [True, True])
+
+    def score(completions, answer, completion_ids, prompts=None, trainer_state=None, **fields):
+        assert prompts == [record["prompt"] for record in records]
+        assert completion_ids == [[1], [2, 3]]
+        assert trainer_state is None
+        assert not fields
+        texts = [one[0]["content"] if turns else one for one in completions]
+        return [float(one) + len(text) for one, text in zip(answer, texts, strict=True)]
+
+    assert [one.value for one in of_function(score, "own", "trl")(given)] == [1.0, 3.0]
+    with raises_fault("SF-OWN-FUNCTION", "own"):  # surefoot's own way: a twin
+        of_function(score, "own")(given)
+
+
 def test_twin_shuffled_records_are_seen():
     """open-instruct#1484: prompts and right answers that part."""
     found = answers("0", "1", "2")

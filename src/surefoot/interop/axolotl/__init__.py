@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from surefoot.config.dump import shown
+from surefoot.config.yaml_reader import Document
+from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.rows import ALIASES, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
@@ -49,15 +52,30 @@ def from_command(command: Command, options: Options) -> Translation:
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
         raise command_error(command.program, f"names {len(left)} config files", "name one")
-    return _translate([*read_document(parse_document(options.read(left[0]), left[0])), *words], options, command)
+    return _translate([*_read(parse_document(options.read(left[0]), left[0])), *words], options, command)
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
-    return _translate([*read_document(parse_document(text, path)), *read_pairs(overrides)], options, Command(path))
+    return _translate([*_read(parse_document(text, path)), *read_pairs(overrides)], options, Command(path))
 
 
 def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
     return Draft(_DIALECT, words, command, options).finish("train")
+
+
+def _read(document: Document) -> list[Word]:
+    """Return every top-level key, and those of the block `trl:` under their dotted names."""
+    found: list[Word] = []
+    for word in read_document(document):
+        if word.name != BLOCK[:-1] or not isinstance(word.value, dict):
+            found.append(word)
+            continue
+        for key, value in word.value.items():
+            name = f"{BLOCK}{key}"
+            at = document.keys.get(name)
+            where = word.where if at is None else f"{document.path}:{at.line}:{at.column}"
+            found.append(Word(name, value, where, f"{name}: {shown(value)}"))
+    return found
 
 
 def environment_note(note: Note) -> Note:

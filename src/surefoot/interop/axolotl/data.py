@@ -16,6 +16,7 @@ from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
 from surefoot.interop.shared_rules import parse_split, short_sources
+from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
@@ -210,7 +211,12 @@ class Sources:
 
     def _kind(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         kind = given.get("type")
-        if self.stage is not None:
+        if self.stage == "grpo":
+            if kind is not None:
+                what = f"{shown(kind)} is code that changes the records"
+                fix = "write what it makes into a file, with prompt and the fields of the rewards, and leave it out"
+                self._refuse(number, "type", what, fix)
+        elif self.stage is not None:
             self._compared(self.stage, number, given, source)
         elif kind in ("alpaca", "alpaca:instruct"):
             source["format"] = "alpaca"
@@ -313,6 +319,26 @@ class Sources:
         self.draft.refuse(self.name, f"[{number}].{key}: {what}", fix)
 
 
+def _set_prompts(draft: Draft, sources: list[Any]) -> None:
+    """Set the template of prompts: texts have none, conversations the config's or the tokenizer's."""
+    record = draft.options.first(sources[0]["path"]) if sources else None
+    if record is not None and isinstance(record.get("prompt"), str):
+        draft.drop("texts use no template", "chat_template", "chat_template_jinja")
+        set_template(draft, None, texts=True, seen=True)
+        return
+    named = draft["chat_template"] or "tokenizer_default"
+    own = draft["chat_template_jinja"] if named == "jinja" else TEMPLATES.get(named, ("",))[0]
+    if not own:
+        draft.refuse("chat_template", f"surefoot has no equivalent of Axolotl's template {named}", "use jinja with it")
+    elif own == OWN:
+        draft.drop("is the default", "chat_template", "chat_template_jinja")
+        set_template(draft, None, texts=False, seen=record is not None)
+    else:
+        why = "" if record is not None else "for conversations; texts use no template there"
+        draft.set("data.template", own, "chat_template", "chat_template_jinja", why=why)
+        draft.set("bos.prepend", TEMPLATES.get(named, ("", "tokenizer"))[1], why="the chat template decides")
+
+
 def set_data(draft: Draft) -> None:
     """Set data.train, data.eval, data.template and the stage."""
     method = method_of(draft)
@@ -331,6 +357,9 @@ def set_data(draft: Draft) -> None:
         draft.refuse("datasets", f"a run has one template, but these need {', '.join(dict.fromkeys(templates))}")
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
     draft.set("data.train", short_sources(train.sources), "datasets")
+    if stage == "grpo":
+        _set_prompts(draft, train.sources)
+        return
     if stage is None and templates:
         bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
         draft.set("bos.prepend", bos, why="in Axolotl the chat template decides, or the tokenizer for alpaca")

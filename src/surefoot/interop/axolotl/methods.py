@@ -1,4 +1,5 @@
-"""Translate Axolotl's `rl` and `reward_model`: TRL's trainers for DPO, IPO, KTO, ORPO and SimPO, and for reward models.
+"""Translate Axolotl's `rl` and `reward_model`: TRL's trainers for DPO, IPO, KTO, ORPO, SimPO and GRPO, and for reward
+models.
 
 Facts: the code of Axolotl 0.19 that builds TRL's arguments, its config reference, and TRL's dataclasses.
 """
@@ -6,9 +7,11 @@ Facts: the code of Axolotl 0.19 that builds TRL's arguments, its config referenc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from surefoot.interop.draft import Draft
-from surefoot.interop.settings import Row, group, joint, listed, number, refused, text, truth
+from surefoot.interop.settings import Row, all_listed, by_name, joint, listed, number, refused, text, truth
+from surefoot.interop.trl.group import GRPO_ROWS, set_grpo
 from surefoot.interop.trl.methods import set_dpo_losses
 
 # rl -> (surefoot stage, surefoot loss)
@@ -18,6 +21,7 @@ METHODS: Mapping[str, tuple[str, str | None]] = {
     "orpo": ("dpo", "orpo"),
     "simpo": ("dpo", "simpo"),
     "kto": ("kto", None),
+    "grpo": ("grpo", None),
 }
 BETA = 0.1  # TRL's default for every method
 _LEAVE = "leave it out"
@@ -30,12 +34,44 @@ _OWN = {
     "simpo": ("simpo_gamma", "cpo_alpha"),
     "reward": ("center_rewards_coefficient", "num_labels"),
 }  # fmt: skip
+# Settings of the block `trl:` that Axolotl does not have.
+_NOT_IN_THE_BLOCK = (
+    "learning_rate", "disable_dropout", "shuffle_dataset", "reward_model_name_or_path", "num_generations_eval",
+    "max_prompt_length", "steps_per_generation", "vllm_server_base_url", "vllm_structured_outputs_regex", "delta",
+    "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
+)  # fmt: skip
+_ASYNC = "draws answers beside the updates, which surefoot does not (grpo.ahead)"
+_BLOCK: tuple[Row, ...] = (
+    *(row for row in GRPO_ROWS if row.name not in _NOT_IN_THE_BLOCK),
+    joint("vllm_importance_sampling_clip_max", 3.0, ("grpo.correction_high",), type=number),
+    refused("vllm_guided_decoding_regex", None, "surefoot restricts no answers to a pattern", _LEAVE),
+    refused("rollout_func", None, "surefoot draws answers itself", _LEAVE),
+    refused("use_data_producer", False, _ASYNC, _LEAVE),
+    refused("async_prefetch", False, _ASYNC, _LEAVE),
+    refused("replay_buffer_size", 0, "surefoot learns from each rollout as drawn", _LEAVE),
+    refused("reroll_start_fraction", 1.0, "surefoot's way is grpo.redraw", _LEAVE),
+    listed("use_liger_loss", None, "affects speed only; surefoot chooses its own kernels"),
+    *all_listed(
+        "belongs to use_data_producer or async_prefetch",
+        prefetch_depth=None,
+        vllm_sync_interval=None,
+        streaming_partial_batch=None,
+        streaming_min_groups=None,
+        reward_num_workers=1,
+        replay_recompute_logps=True,
+        reroll_max_groups=1,
+        skip_zero_advantage_batches=True,
+    ),
+    listed("vllm_lora_sync", False, "surefoot sends adapters as files"),
+)  # fmt: skip
+BLOCK = "trl."  # before the names of the settings in it
 _EVERY = tuple(dict.fromkeys(name for names in _OWN.values() for name in names))
 ROWS: tuple[Row, ...] = (
-    joint("rl", None, ("stage", "alignment.loss"), "dpo, ipo, kto, orpo, simpo", type=text),
+    joint("rl", None, ("stage", "alignment.loss"), "dpo, ipo, kto, orpo, simpo, grpo", type=text),
     joint("reward_model", False, ("stage",), "with pairs of type bradley_terry.chat_template or bradley_terry.llama3"),
     joint("rl_beta", None, ("alignment.beta",), "TRL's default is 0.1", type=number),
-    joint("trl", None, ("alignment.beta",), "only beta; the rest is for GRPO", type=group),
+    *(replace(row, name=f"{BLOCK}{row.name}") for row in by_name(*_BLOCK).values() if row.name != "beta"),
+    joint("trl.beta", None, ("alignment.beta", "grpo.kl"), "instead of rl_beta", type=number),
     joint("orpo_alpha", None, ("alignment.beta",), "used if rl_beta is not given", type=number),
     joint("rpo_alpha", None, ("alignment.sft",), type=number),
     joint("simpo_gamma", None, ("alignment.margin",), "TRL's default is 0.5", type=number),
@@ -55,7 +91,7 @@ ROWS: tuple[Row, ...] = (
     refused("dpo_use_weighting", None, "surefoot weights all pairs equally", _LEAVE, same=(False,)),
     refused("dpo_norm_loss", None, "surefoot's DPO uses sums of log-probabilities", _LEAVE, same=(False,)),
     refused("dpo_generate_during_eval", None, "surefoot uses samples.count for this", _LEAVE, same=(False,)),
-    refused("vllm", None, "belongs to GRPO, which this translation does not support", _LEAVE, same=({},)),
+    listed("vllm", None, "is for the server, which has flags of its own"),
 )  # fmt: skip
 
 
@@ -81,8 +117,10 @@ def set_method(draft: Draft) -> None:
     read = _OWN.get(method or "", ())
     why = "reward_model is on" if method == "reward" else f"rl is {method}" if method else "rl is not set"
     draft.drop(why, *(name for name in _EVERY if name not in read))
+    if method != "grpo":
+        draft.drop(why, *(name for name in draft.rows if name.startswith(BLOCK) and name != "trl.beta"))
     if method in (None, "reward"):
-        draft.drop(why, "rl_beta", "trl")
+        draft.drop(why, "rl_beta", "trl.beta")
     if method is None:
         return
     if method == "reward":
@@ -92,6 +130,9 @@ def set_method(draft: Draft) -> None:
             draft.refuse("num_labels", "a reward model has one score", _LEAVE)
         draft.note("num_labels", "carried", "one score")
         draft.assume("a classification head", "a value head here, saved as value_head.safetensors", "stage")
+        return
+    if method == "grpo":  # after the steps, see set_prompted
+        draft.note("rl", "carried", "", "stage")
         return
     loss = METHODS[method][1]
     if loss is None:
@@ -105,18 +146,27 @@ def set_method(draft: Draft) -> None:
 
 
 def _set_beta(draft: Draft, method: str) -> None:
-    own = draft["trl"] or {}
-    if others := [name for name, value in own.items() if name != "beta" and value not in (None, False)]:
-        draft.refuse("trl", f"{others[0]} belongs to GRPO, which this translation does not support", _LEAVE)
     words = ["rl_beta", *(["orpo_alpha"] if method == "orpo" else [])]
-    if own.get("beta") is not None:
-        draft.set("alignment.beta", own["beta"], "trl")
+    if draft["trl.beta"] is not None:
+        draft.set("alignment.beta", draft["trl.beta"], "trl.beta")
         draft.drop("trl.beta takes precedence", *words)
         return
-    draft.drop("is off or not set", "trl")
     chosen = next((name for name in words if draft[name] is not None), "rl_beta")
     draft.set("alignment.beta", BETA if draft[chosen] is None else draft[chosen], chosen)
     draft.drop("rl_beta takes precedence", *(name for name in words if name != chosen))
+
+
+def set_prompted(draft: Draft) -> None:
+    """Set grpo.*, after the batch is known."""
+    if draft["rl"] != "grpo":
+        return
+    if not draft.where("trl.max_completion_length"):
+        draft.refuse("trl.max_completion_length", "is required: without it Axolotl sets no limit", "set it")
+    draft.set("model.dropout", "own", why="TRL's GRPO keeps the model's dropout")
+    inside = draft["trl.beta"] is not None
+    if inside:
+        draft.drop("trl.beta takes precedence", "rl_beta")
+    set_grpo(draft, BLOCK, None, beta="trl.beta" if inside else "rl_beta")
 
 
 def _set_dpo(draft: Draft) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.interop.settings import (
     AT_LEAST,
@@ -236,6 +237,7 @@ _ROWS: tuple[Row, ...] = (
 )
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
 ALIASES: Mapping[str, str] = {
+    f"{BLOCK}vllm_importance_sampling_cap": f"{BLOCK}vllm_importance_sampling_clip_max",
     "evaluation_strategy": "eval_strategy",
     "noisy_embedding_alpha": "neftune_noise_alpha",
     "model_revision": "revision_of_model",

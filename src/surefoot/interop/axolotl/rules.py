@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from surefoot.interop.axolotl.data import set_data
-from surefoot.interop.axolotl.methods import set_method
+from surefoot.interop.axolotl.methods import set_method, set_prompted
 from surefoot.interop.draft import Draft
+from surefoot.interop.settings import ALL_POSITIONS
 from surefoot.interop.shared_rules import (
     EIGHT_BITS,
     HEAD_NOT_ROUNDED,
@@ -88,7 +89,7 @@ def set_adapter(draft: Draft) -> None:
             draft.refuse(name, "is required with an adapter", "set it")
             return
         draft.set(f"adapter.{key}", draft[name], name)
-    if draft["rl"] is None and not draft["reward_model"]:
+    if draft["rl"] in (None, "grpo") and not draft["reward_model"]:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     else:
         draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")
@@ -108,6 +109,10 @@ def set_adapter(draft: Draft) -> None:
 
 
 def set_length_limit(draft: Draft) -> None:
+    if draft["rl"] == "grpo":
+        draft.set("data.max_length", ALL_POSITIONS, why="TRL truncates no prompts")
+        draft.drop("is not for rl: grpo", "sequence_len", "excess_length_strategy", "train_on_inputs")
+        return
     strategy = draft["excess_length_strategy"] or "drop"
     cut = strategy == "truncate"
     draft.set(
@@ -330,6 +335,7 @@ RULES = (
     set_precision,
     set_attention,
     set_steps,
+    set_prompted,
     set_evaluation,
     set_saving,
     set_trackers,

@@ -38,11 +38,12 @@ from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import set_data
+from surefoot.interop.trl.group import GROUP_ALIASES
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
 NAME = "TRL"
-LATER = ("grpo", "rloo", "distillation")
+LATER = ("distillation",)
 _SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in METHODS}}
 _MODULE = "trl.scripts."
 _KERNELS = "affects speed only; surefoot chooses its own kernels"
@@ -129,6 +130,7 @@ ALIASES = {
     "torch_dtype": "dtype",
     "max_seq_length": "max_length",
     "dataset_train_name": "dataset_train_split",
+    **GROUP_ALIASES,
 }
 ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
 FORMS = ("eager", "sdpa", "flash_attention_2")
@@ -145,10 +147,22 @@ def set_model(draft: Draft) -> None:
 
 
 def set_length(draft: Draft) -> None:
+    if "max_length" not in draft.rows:  # of methods that answer prompts
+        _set_prompt_length(draft)
+        return
     limit = draft["max_length"]
     if limit is None:  # a plain Trainer script that does not truncate
         return
     draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
+
+
+def _set_prompt_length(draft: Draft) -> None:
+    prompt, answer = draft["max_prompt_length"], draft["max_completion_length"]
+    if prompt is None:
+        draft.set("data.max_length", ALL_POSITIONS, why="TRL truncates no prompts")
+    else:
+        why = "together with max_completion_length; a long prompt loses its end here, its beginning there"
+        draft.set("data.max_length", prompt + answer, "max_prompt_length", why=why)
 
 
 def set_adapter(draft: Draft) -> None:
@@ -251,6 +265,9 @@ _LISTS = (
     "lora_modules_to_save",
     "lora_target_parameters",
     "report_to",
+    "reward_funcs",
+    "reward_weights",
+    "reward_clip_range",
 )
 
 
@@ -301,10 +318,11 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
     found = read_document(parse_document(text, path))
     command = Command(path, environment={**inherited(options), **_environment(found)})
     words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
-    if (possible := _methods(path, words, options.first)) != ["sft"]:
+    possible = _methods(path, words, options.first)
+    if len(possible) > 1 or possible[0] not in ("sft", "grpo", "rloo"):
         fix = f"name it: surefoot run -- trl {' or '.join(possible)} --config {path}"
         raise command_error(path, "the file does not tell which TRL method it is for", fix)
-    return Draft(_dialect("sft"), words, command, options).finish("train")
+    return Draft(_dialect(possible[0]), words, command, options).finish("train")
 
 
 def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
@@ -323,7 +341,8 @@ def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
     if record is None:
         return fitting
     kind = "chosen" in record, "label" in record
-    of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): {"sft"}}
+    answered = {"sft"} if "prompt" not in record or "completion" in record else {"grpo", "rloo"}
+    of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): answered}
     return [name for name in fitting if name in of_kind.get(kind, settings)] or fitting
 
 

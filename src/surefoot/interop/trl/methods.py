@@ -1,4 +1,4 @@
-"""Translate TRL's other methods: `trl dpo`, `trl kto` and `trl reward`, and the scripts for ORPO and CPO (SimPO).
+"""Translate TRL's other methods: `trl dpo`, `kto`, `reward`, `grpo`, `rloo`, and the scripts for ORPO and CPO (SimPO).
 
 Facts: the dataclasses of TRL 1.16 (the experimental ones for ORPO and CPO). tests/equality compares losses with TRL's.
 """
@@ -23,6 +23,7 @@ from surefoot.interop.settings import (
     text,
 )
 from surefoot.interop.trl.data import set_sources, set_template
+from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
 
 _SYNCED = "surefoot's reference model never changes"
 _ENCODER = "surefoot trains causal language models"
@@ -197,6 +198,8 @@ METHODS: Mapping[str, Method] = {
     "reward": Method("reward", _REWARD, _set_reward),
     "orpo": Method("dpo", _ORPO, _set_orpo),
     "cpo": Method("dpo", _CPO, _set_cpo),
+    "grpo": Method("grpo", GRPO_ROWS, set_grpo),
+    "rloo": Method("grpo", RLOO_ROWS, set_rloo),
 }
 # Settings of `trl sft` that the other methods do not have, or have with another meaning.
 _SFT_ONLY = {

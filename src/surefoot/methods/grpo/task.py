@@ -94,6 +94,7 @@ def settings_of(config: RunConfig) -> GroupSettings:
         kl=grpo.kl if facts.penalty == "loss" else 0.0,
         temperature=grpo.temperature,
         limit=grpo.max_new_tokens,
+        kl_by_ratio=grpo.kl_by_ratio,
     )
 
 

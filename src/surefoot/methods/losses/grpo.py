@@ -15,6 +15,9 @@
     answers    1 / tokens of its answer   answers of the step
     limit      1 / max_new_tokens     answers of the step
 
+With `kl_by_ratio` k3_t is multiplied by r: the gradient of r k3 is that of the KL of the current policy, whoever drew
+the answers, where that of k3 alone is so only for answers of its own.
+
 c_t is the importance weight of the sampling engine (`surefoot.methods.losses.mismatch`), 1 without a correction.
 Sources are in `surefoot.method_facts.losses.GROUP_LOSSES`. Everything is a sum that the step divides by the weight of
 all micro-batches of all ranks, so the result does not depend on the split (trl#6439, prime-rl#2562, OpenRLHF#1249).
@@ -50,6 +53,7 @@ class GroupSettings:
     facts: facts of the loss.
     clip_low, clip_high: maximum distance of a ratio below and above 1; None: unlimited.
     kl: coefficient of the penalty in the loss; 0 if it is in the score, or there is none.
+    kl_by_ratio: whether the penalty of a token is multiplied by its unclipped ratio.
     temperature: sampling temperature of the answers.
     limit: maximum length of an answer in tokens.
     """
@@ -60,6 +64,7 @@ class GroupSettings:
     kl: float
     temperature: float
     limit: int
+    kl_by_ratio: bool = False
 
 
 def group_objective(settings: GroupSettings, policy: Logits) -> Objective:
@@ -115,7 +120,7 @@ def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBat
         assert batch.reference is not None, "a penalty in the loss needs the reference's log-probabilities"
         apart = batch.reference - logprobs
         penalty = apart.exp() - 1 - apart
-        terms = terms + settings.kl * penalty
+        terms = terms + settings.kl * (penalty * ratio if settings.kl_by_ratio else penalty)
         sums["kl"] = (share * penalty).sum()
     with torch.no_grad():
         low = torch.zeros_like(ratio) if settings.clip_low is None else (ratio < 1 - settings.clip_low).float()

@@ -120,7 +120,7 @@ def _open(term: RewardTerm, key: str) -> tuple[Grade, str]:
     if is_address(name):
         return _at_address(name, key), name
     if is_function(name) or name.startswith("entry_point:"):
-        return of_function(own_function(name, key), name), identity(name)
+        return of_function(own_function(name, key), name, term.convention), identity(name)
     if term.is_model:
         head = head_digest(trained_folder(name))
         return lambda answers: [_of_model(score) for score in answers.by_models[name]], (
@@ -144,11 +144,14 @@ def _label(term: RewardTerm) -> str:
     return name_of(name) if ":" in name else name
 
 
-def of_function(function: Callable[..., Any], name: str) -> Grade:
-    """A function of the user's own as a grade. name: what the user calls it."""
+def of_function(function: Callable[..., Any], name: str, convention: str | None = None) -> Grade:
+    """A function of the user's own as a grade. name: what the user calls it. convention: as in RewardTerm."""
 
     def ask(answers: Answers) -> list[Score]:
-        found = function(list(answers.prompts), list(answers.responses), **_keywords(function, answers))
+        if convention == "trl":
+            found = function(**_named(function, _as_trl(answers)))
+        else:
+            found = function(list(answers.prompts), list(answers.responses), **_keywords(function, answers))
         return _one_each(found, len(answers), name)
 
     def grade(answers: Answers) -> list[Score]:
@@ -181,18 +184,42 @@ def _asked_alone(ask: Callable[[Answers], list[Score]], answer: Answers) -> Scor
 
 
 def _keywords(function: Callable[..., Any], answers: Answers) -> dict[str, Any]:
-    """Those that the function has a name for, or all where it takes any."""
+    """What surefoot offers besides prompts and responses."""
+    offered = _fields(answers)
+    offered |= {"response_ids": [list(ids) for ids in answers.response_ids], "records": list(answers.records)}
+    return _named(function, {name: one for name, one in offered.items() if name not in ("prompts", "responses")}, 2)
+
+
+def _as_trl(answers: Answers) -> dict[str, Any]:
+    """What TRL offers: prompts as the records have them, and completions of conversations as lists of one message."""
+    prompts = [record.get("prompt", text) for record, text in zip(answers.records, answers.prompts, strict=True)]
+    completions = [
+        [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
+        for prompt, text in zip(prompts, answers.responses, strict=True)
+    ]
+    ids = [list(one) for one in answers.response_ids]
+    own = {name: one for name, one in _fields(answers).items() if name not in ("prompt", "completion")}
+    return own | {"prompts": prompts, "completions": completions, "completion_ids": ids}
+
+
+def _fields(answers: Answers) -> dict[str, Any]:
+    """The fields of the records, each a list over the answers."""
+    names = dict.fromkeys(name for record in answers.records for name in record)
+    return {name: [record.get(name) for record in answers.records] for name in names}
+
+
+def _named(function: Callable[..., Any], offered: dict[str, Any], positional: int = 0) -> dict[str, Any]:
+    """Those that the function has a name for, or all where it takes any.
+
+    positional: how many of its parameters are given by position.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in another language
         return {}
-    fields = dict.fromkeys(name for record in answers.records for name in record)
-    offered: dict[str, Any] = {name: [record.get(name) for record in answers.records] for name in fields}
-    offered |= {"response_ids": [list(ids) for ids in answers.response_ids], "records": list(answers.records)}
-    offered = {name: values for name, values in offered.items() if name not in ("prompts", "responses")}
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return offered
-    own = [one.name for one in parameters if one.kind is not inspect.Parameter.POSITIONAL_ONLY][2:]
+    own = [one.name for one in parameters if one.kind is not inspect.Parameter.POSITIONAL_ONLY][positional:]
     return {name: offered[name] for name in own if name in offered}
 
 
