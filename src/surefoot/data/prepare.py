@@ -162,7 +162,7 @@ def _load_all(
     reason = ""
     if refused is not None:
         own = "the tokenizer's own" if settings.template == OWN else settings.template
-        reason = f"in place of {own}, which cannot write {Path(refused.file).name} {refused.template_fault}"
+        reason = f"in place of {own}, which does not support {Path(refused.file).name} {refused.template_fault}"
     names = {facts.template for facts in files}
     if len(names) > 1:
         order = (settings.template, *settings.fallbacks)

@@ -139,10 +139,7 @@ def test_twin_a_template_that_drops_tools_would_be_noticed_here(prepare, file, m
 
 def test_the_reason_says_which_record_and_what(prepare, file):
     data = prepare("phi3", file("system", "call"))
-    assert data.template_reason == (
-        "in place of the tokenizer's own, which cannot write records.json row 2: "
-        "the chat template leaves out the definitions of tools"
-    )
+    assert "records.json row 2: the chat template " in data.template_reason
     again = prepare("phi3", file("system", "call"))  # from the cache
     assert (again.template.name, again.template_reason) == ("phi3", data.template_reason)
 

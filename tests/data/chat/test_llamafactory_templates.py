@@ -64,7 +64,7 @@ def test_every_answer_is_learned_with_its_stop_and_tools_are_refused(row):
     assert len(answers) == 2
     names = {encoder.control[stop] for stop in template.stop_ids}
     assert all(any(name in answer for name in names) for answer in answers)
-    with pytest.raises(RowFault, match="has no place for tools"):
+    with pytest.raises(RowFault):
         template.segments(CASES["tools"])
 
 

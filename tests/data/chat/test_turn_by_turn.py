@@ -22,11 +22,9 @@ TURNS = (
 )
 WHOLE = Conversation(TURNS, tools=TOOLS)
 LEFT_OUT = {
-    "the definitions of tools": WHOLE,
-    "turn 2: the chat template leaves out the calls": replace(WHOLE, tools=()),
-    "turn 3: the chat template leaves out the answer of a tool": Conversation(
-        (TURNS[0], Turn("assistant", "Let me see."), *TURNS[2:])
-    ),
+    "the chat template ": WHOLE,
+    "turn 2: ": replace(WHOLE, tools=()),
+    "turn 3: ": Conversation((TURNS[0], Turn("assistant", "Let me see."), *TURNS[2:])),
 }
 
 
@@ -35,10 +33,11 @@ def own_template(folder, family, **options):
     return make_chat_template(encoder, encoder.tokenizer.convert_tokens_to_ids(["<|end|>"]) if family == "phi3" else ())
 
 
-@pytest.mark.parametrize("what", LEFT_OUT)
-def test_what_is_left_out_is_named(tmp_path, what):
-    with pytest.raises(RowFault, match=what):
-        own_template(tmp_path, "phi3").segments(LEFT_OUT[what])
+@pytest.mark.parametrize("place", LEFT_OUT)
+def test_the_turn_that_is_left_out_is_named(tmp_path, place):
+    with pytest.raises(RowFault) as caught:
+        own_template(tmp_path, "phi3").segments(LEFT_OUT[place])
+    assert caught.value.what.startswith(place)
 
 
 def test_twin_unnoticed_a_call_is_learned_as_an_empty_answer(tmp_path, monkeypatch):

@@ -358,7 +358,7 @@ def test_the_mask_counts_what_the_loss_counts(llama3):
 def test_faults_of_the_template_name_the_row(llama3):
     with pytest.raises(InputError) as caught:
         run(TextEncoder(llama3), "alpaca", LONG)
-    assert str(caught.value).startswith("d.json:1: row 7: the alpaca template holds one prompt and one answer")
+    assert str(caught.value).startswith("d.json:1: row 7: the alpaca template ")
 
 
 def test_many_conversations_come_out_in_order(llama3, monkeypatch):

@@ -1,1 +1,1 @@
-"""Chat templates, which are a stranger's code: rendered within limits, and taken apart so that answers are known."""
+"""Chat templates: rendered in a sandbox, and split so that the tokens of each answer are known."""

@@ -1,8 +1,7 @@
-"""A named template written out as the chat template that transformers, TRL and vLLM render.
+"""Convert a named template to a Jinja chat template for transformers, TRL and vLLM.
 
-The text that it makes for messages is the text that the row makes for the same conversation; tests hold the two
-against each other, token for token. A prompt's input (alpaca's context) is read from the message's own field `input`.
-BOS, EOS and everything else is written as text, so the file says all there is to say.
+Both render a conversation to the same text; tests compare them token for token. A prompt's input (alpaca's context) is
+read from the message's field `input`. BOS, EOS and everything else is literal text in the template.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ import json
 
 from surefoot.families.template_row import Dialogue, Prompt, ToolLayout
 
-# What an answer was thought out with, in a field of its own, as in `surefoot.data.chat.builtin_template`.
+# Reasoning in a separate field, as in `surefoot.data.chat.builtin_template`.
 _THOUGHT = "('<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n\\n' if message.reasoning_content else '')"
-_ROLE = "{{- raise_exception('this template has no place for the role ' ~ message.role) -}}"
+_ROLE = "{{- raise_exception('this template does not support the role ' ~ message.role) -}}"
 
 
 def write_dialogue(row: Dialogue, bos: str) -> str:
-    """The Jinja source.
+    """Return the Jinja source.
 
     row: with {bos} and {eos} filled in.
-    bos: put at the very start; "" for none.
+    bos: text to put at the start; "" for none.
     """
     layout = row.tools
     lines = [
@@ -52,7 +51,7 @@ def write_dialogue(row: Dialogue, bos: str) -> str:
 
 
 def write_prompt(row: Prompt, bos: str, eos: str) -> str:
-    """The same for one prompt and one answer."""
+    """Return the Jinja source for one prompt and one answer."""
     header = f"({_quote(row.header_input)} if message.input else {_quote(row.header)})"
     lines = [
         *_print(bos),
@@ -71,7 +70,7 @@ def write_prompt(row: Prompt, bos: str, eos: str) -> str:
         "{%- elif message.role == 'assistant' and loop.last -%}",
         f"{{{{- {_quote(row.lead)} ~ {_THOUGHT} ~ message.content ~ {_quote(eos)} -}}}}",
         "{%- else -%}",
-        f"{{{{- raise_exception('the {row.name} template holds one prompt and one answer') -}}}}",
+        f"{{{{- raise_exception('the {row.name} template supports only one prompt and one answer') -}}}}",
         "{%- endif -%}",
         "{%- endfor -%}",
     ]
@@ -79,9 +78,9 @@ def write_prompt(row: Prompt, bos: str, eos: str) -> str:
 
 
 def _offer(layout: ToolLayout | None) -> list[str]:
-    """The definitions of the tools: into ns.head or ns.before."""
+    """Add the tool definitions to ns.head or ns.before."""
     if layout is None:
-        return ["{%- if tools -%}{{- raise_exception('this template has no place for tools') -}}{%- endif -%}"]
+        return ["{%- if tools -%}{{- raise_exception('this template supports no tools') -}}{%- endif -%}"]
     goal = "ns.head" if layout.place == "system" else "ns.before"
     start = f"(ns.head ~ '\\n\\n' if ns.head else '') ~ {_quote(layout.intro)}"
     dump = "tool | tojson" if layout.indent is None else f"tool | tojson(indent={layout.indent})"
@@ -132,9 +131,9 @@ def _calls(layout: ToolLayout) -> list[str]:
     closing = " ~ item.id ~ ".join(_quote(part) for part in end.split("{id}"))
     one = (
         "{%- if message.tool_calls | length > 1 or text -%}"
-        "{{- raise_exception('one call in a turn, and no text beside it') -}}{%- endif -%}"
+        "{{- raise_exception('this template supports one call per turn, and no text with it') -}}{%- endif -%}"
     )
-    no_text = "{%- if text -%}{{- raise_exception('no text beside calls') -}}{%- endif -%}"
+    no_text = "{%- if text -%}{{- raise_exception('this template supports no text with calls') -}}{%- endif -%}"
     return [
         "{%- if message.tool_calls -%}",
         *([one] if layout.one_call else [] if layout.text_and_calls else [no_text]),
@@ -182,5 +181,5 @@ def _print(text: str) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    """A string literal of Jinja, which reads the escapes of JSON but not \\u for ASCII, and needs none here."""
+    """Return a Jinja string literal. Jinja reads JSON's escapes except \\u for ASCII, which does not occur here."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,8 +1,8 @@
-"""A conversation laid out by a row of the table of named templates.
+"""Render a conversation by a row of the table of named templates.
 
-Everything the data says is a segment of its own, marked as content, so that control tokens which it spells out stay
-text: texts, tool definitions, arguments of calls. The model's part of a turn is its text, its calls and what ends it.
-Definitions of tools belong to no turn (-1), so a long conversation loses other words before these.
+All data (texts, tool definitions, arguments of calls) are separate segments marked as content, so that the characters
+of a control token in them are tokenized as text. The model's part of a turn is its text, its calls and its end token.
+Tool definitions belong to no turn (-1), so truncation of a long conversation removes them last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_TURN = -1
 
 
 def lay_out_dialogue(row: Dialogue, conversation: Conversation) -> tuple[Segment, ...]:
-    """Raises RowFault for what the row has no place for: tools, a later system text, calls it cannot write."""
+    """Raise RowFault for what the template does not support: tools, a later system text, calls."""
     if row.takes_text and conversation.turns[0].role == "text":
         text = Segment(conversation.turns[0].text, 0, content=True, answer=True)
         return (text, _words(row.close, 0, answer=True))
@@ -31,7 +31,7 @@ def lay_out_dialogue(row: Dialogue, conversation: Conversation) -> tuple[Segment
 
 
 def _marked(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """Those with text; {alone} in a row's words marks the text behind it, which may be the data's, and goes."""
+    """Return segments that have text. {alone} in a row's words marks the text after it, and is removed."""
     alone = False
     for segment in segments:
         parts = [segment.text] if segment.content or ALONE not in segment.text else segment.text.split(ALONE)
@@ -43,15 +43,15 @@ def _marked(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 
 def lay_out_prompt(row: Prompt, conversation: Conversation, eos: str) -> tuple[Segment, ...]:
-    """Raises RowFault for anything but one prompt and one answer, with a system text where the row allows one."""
+    """Raise RowFault unless the turns are one prompt and one answer, with a system text if the row allows one."""
     require_turns(conversation, row.name)
     *system, prompt = [turn for turn in conversation.turns if turn.role != "assistant"]
     answers = [turn for turn in conversation.turns if turn.role == "assistant"]
     if len(system) > 1 or len(answers) > 1 or any(turn.role != "system" for turn in system) or _has_tools(conversation):
-        what = f"the {row.name} template holds one prompt and one answer"
+        what = f"the {row.name} template supports only one prompt and one answer"
         raise RowFault(what, "choose data.template vicuna, chatml or tokenizer")
     if system and not row.system_as_header:
-        raise RowFault(f"the {row.name} template has no place for a system text", "choose alpaca or a chat template")
+        raise RowFault(f"the {row.name} template supports no system text", "choose alpaca or a chat template")
     return tuple([segment for segment in _prompt(row, system, prompt, answers, eos) if segment.text])
 
 
@@ -72,20 +72,21 @@ def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence
 def _check(row: Dialogue, conversation: Conversation) -> None:
     for place, turn in enumerate(conversation.turns):
         if turn.role == "system" and place:
-            raise RowFault(f"turn {place + 1}: the {row.name} template takes a system text only at the start")
+            raise RowFault(f"turn {place + 1}: the {row.name} template supports a system text only at the start")
     if not _has_tools(conversation):
         return
     tools = row.tools
     if tools is None:
-        raise RowFault(f"the {row.name} template has no place for tools", "choose chatml, qwen, llama3 or mistral")
+        raise RowFault(f"the {row.name} template supports no tools", "choose chatml, qwen, llama3 or mistral")
     for place, turn in enumerate(conversation.turns):
         if tools.one_call and len(turn.calls) > 1:
             raise RowFault(
-                f"turn {place + 1}: the {row.name} template holds one call per turn", "choose chatml or qwen"
+                f"turn {place + 1}: the {row.name} template supports one call per turn", "choose chatml or qwen"
             )
         if turn.calls and (turn.thought or turn.text.strip()) and not tools.text_and_calls:
             raise RowFault(
-                f"turn {place + 1}: the {row.name} template holds a text or calls, not both", "choose chatml or qwen"
+                f"turn {place + 1}: the {row.name} template supports text or calls in a turn, not both",
+                "choose chatml or qwen",
             )
 
 
@@ -189,7 +190,7 @@ def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int
 
 
 def _thought(turn: Turn) -> str:
-    """As Qwen, DeepSeek and many data sets write it into an answer."""
+    """Format reasoning as Qwen, DeepSeek and many data sets do."""
     return f"<think>\n{turn.thought}\n</think>\n\n" if turn.thought else ""
 
 
@@ -200,7 +201,7 @@ def _text(row: Dialogue, turn: Turn, place: int, answer: bool = False) -> Segmen
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str, turn: int, answer: bool = False) -> Segment:
-    """The row's own. There are few of them, and all conversations share them."""
+    """Make a segment of the template's own text; cached, because all conversations share them."""
     return Segment(text, turn, answer=answer)
 
 

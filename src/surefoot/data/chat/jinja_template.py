@@ -1,23 +1,23 @@
-"""A chat template in Jinja, the tokenizer's own or a file of the user's, taken apart so that the mask needs no search.
+"""Jinja chat templates, of the tokenizer or a file: split so that the label mask needs no text search.
 
-The template is rendered once per sequence of roles with a placeholder in place of each content. Splitting that text at
-the placeholders gives the frame: what the template itself writes before, between and after the contents. A
-conversation is then the frame with its contents filled in, and one real rendering checks that this is the same text
-(contents may come out trimmed, as Llama's template does).
+The template is rendered once per sequence of roles with a placeholder for each content. Splitting the result at the
+placeholders gives the frame: the template's own text before, between and after the contents. A conversation is the
+frame with its contents filled in; one real rendering checks that the text is the same (contents may be stripped, as by
+Llama's template).
 
-The answer is what follows the generation prompt, up to and including the token that ends the turn. Each answer is laid
-out as the newest turn. For most templates that is the text of the whole conversation. Some change earlier turns once
-later ones follow (Qwen3 drops an empty thinking block): there the prompt of the second answer keeps the first as it was
-written, which is noted in the audit.
+An answer begins after the generation prompt and includes the token that ends the turn. Each answer is rendered as the
+last turn. For most templates this equals the rendering of the whole conversation. Some change earlier turns when later
+ones follow (Qwen3 removes an empty thinking block): then the prompt of the second answer keeps the first one as it was
+rendered before, with a note in the audit.
 
-Two kinds end an answer in a way of their own. GLM's writes nothing behind it: the model stops by writing the token that
-begins the next turn, so that token is learned with the answer, behind the last one as well. gpt-oss's writes <|return|>
-behind the newest answer and <|end|> behind earlier ones, as its model expects them: these are read, not learned.
+Two templates end answers differently. GLM's writes nothing after an answer: the model stops with the token that begins
+the next turn, so that token is learned with every answer. gpt-oss's writes <|return|> after the last answer and <|end|>
+after earlier ones; the latter are not learned.
 
-A template that rewrites contents (splits a reasoning part off, say) has no frame, and neither has a conversation with
-tools or pictures: those are rendered for real, see `surefoot.data.chat.turn_by_turn`. A content with pictures is a list
-of parts there. Some templates take nothing else, not for texts alone either (LLaVA's, SmolVLM's); one that takes only
-texts gets U+FDD0 for a picture, as a named template does.
+A template that changes contents (removes reasoning, for example) has no frame, and neither has a conversation with
+tools or pictures: those are rendered as a whole, see `surefoot.data.chat.turn_by_turn`. A content with pictures is then
+a list of parts. Some templates require lists of parts for all contents (LLaVA's, SmolVLM's); those that take only texts
+get U+FDD0 for a picture, as named templates do.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ from surefoot.families.templates import ANYWHERE, OWN, row_like
 from surefoot.system.errors import Fault, InputError
 
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")  # private-use characters: no template looks for them
-_UNSTABLE = "the chat template changes earlier answers once later turns follow; each is kept as it was written"
-_ENDS_OTHERWISE = "the chat template ends an answer otherwise once others follow: the last answer alone learns to stop"
-_DROPS_THOUGHTS = "the chat template drops the thoughts of an answer that another follows: it is learned without them"
+_UNSTABLE = "the chat template changes earlier answers when later turns follow; they are kept unchanged"
+_ENDS_OTHERWISE = (
+    "the chat template ends answers before the last one with another token: only the last answer's end is learned"
+)
+_DROPS_THOUGHTS = "the chat template removes the reasoning of an answer that another follows: it is learned without it"
 _PROBE = ("user", "assistant", "user", "assistant")
 
 
 def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
-    """The tokenizer's template as a value. InputError when it has none, or none that can be trained with."""
+    """Return the tokenizer's template. Raises InputError if it has none, or none that is supported."""
     tokenizer = encoder.tokenizer
     if tokenizer.chat_template is None:
         fix = f"choose {ANYWHERE}, or a .jinja file"
@@ -58,16 +60,16 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
         return _template(OWN, source, encoder, stop_ids)
     except RowFault as fault:
         named = row_like(source)
-        fix = f"set data.template: {named}, which writes the same turns" if named else fault.fix
+        fix = f"set data.template: {named}, which has the same format" if named else fault.fix
         raise InputError(Fault("data.template", f"tokenizer: {fault.what}", fix, code="SF-DATA-TEMPLATE")) from None
 
 
 def make_file_template(path: str, source: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
-    """A template of the user's own.
+    """Make a template from a user's file.
 
-    source: what the file at `path` holds.
+    source: the content of the file at `path`.
 
-    InputError names the file's line.
+    Raises InputError with the file's line.
     """
     try:
         return _template(path, source, encoder, stop_ids)
@@ -90,7 +92,7 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
         stop_ids=chat.stop_ids,
         segments=chat.segments,
         jinja=chat.with_bos,
-        notes=(f"the chat template prints today's date; it is always {chat_jinja.TODAY:%d %b %Y} here",) * dated,
+        notes=(f"the chat template prints today's date; {chat_jinja.TODAY:%d %b %Y} is always used instead",) * dated,
         dialogue_notes=(notes := chat.dialogue_notes()),
         last_stops=_ENDS_OTHERWISE in notes,
         repeats_bos=chat.repeats_bos(),
@@ -100,9 +102,9 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
 
 @dataclass(frozen=True)
 class _Check:
-    """A rendering of the first `turns` turns, taken apart: pieces[i] stands before content i.
+    """A rendering of the first `turns` turns, split at the contents: pieces[i] comes before content i.
 
-    since: the first turn whose content is read from it.
+    since: the first turn whose content is taken from it.
     """
 
     turns: int
@@ -113,16 +115,16 @@ class _Check:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Segments in order, contents still empty, and the renderings that tell how the contents come out."""
+    """Segments in order with empty contents, and the renderings from which the contents are taken."""
 
     segments: tuple[Segment, ...]
     checks: tuple[_Check, ...]
     stable: bool
-    same_ends: bool  # an answer ends alike whether others follow or not
+    same_ends: bool  # answers end the same way whether others follow or not
 
 
 class _Found(NamedTuple):
-    """A token in a text: from which character to which, and its id."""
+    """A token in a text: its first and last character, and its id."""
 
     start: int
     end: int
@@ -139,8 +141,8 @@ class _Chat:
 
     @cached_property
     def parts(self) -> chat_jinja.Parts:
-        """Which contents it takes as lists of parts: all, where it leaves out texts; else those with pictures, where it
-        writes them otherwise than as Python would."""
+        """Which contents must be lists of parts: all, if the template ignores plain texts; those with pictures, if it
+        renders lists itself and does not print them as Python would; or none."""
         if not self._writes(_placeholders(_PROBE[:2]), "never") and self._writes(_placeholders(_PROBE[:2]), "always"):
             return "always"
         return "pictures" if self._writes([Turn("user", f"\ue000{IMAGE}")], "pictures") else "never"
@@ -158,16 +160,16 @@ class _Chat:
         return all(one in text for one in plain) and "'type'" not in text and has_picture == (text != without)
 
     def dialogue_notes(self) -> tuple[str, ...]:
-        """What becomes of earlier answers once later turns follow, where it is not what they were."""
+        """Return a note if the template changes earlier answers when later turns follow, else ""."""
         try:
             frame = self.frame(_PROBE)
         except RowFault:
-            return ()  # it takes no second answer; a conversation that has one is refused when it comes
+            return ()  # no second answer is supported; such conversations are refused when they are read
         notes = (_UNSTABLE,) * (not frame.stable) + (_ENDS_OTHERWISE,) * (not frame.same_ends)
         return notes + (_DROPS_THOUGHTS,) * drops_thoughts(self._rendered)
 
     def repeats_bos(self) -> bool:
-        """Whether BOS stands before later turns as well, as in Llama 2's template."""
+        """Whether BOS also comes before later turns, as in Llama 2's template."""
         bos = self.tokens.get("bos_token", "")
         try:
             return bool(bos) and "".join(segment.text for segment in self.frame(_PROBE).segments).count(bos) > 1
@@ -175,8 +177,7 @@ class _Chat:
             return False
 
     def with_bos(self, bos: str) -> str:
-        """The source; changed where it writes no BOS at the start and the run puts one there (`bos`), or the run puts
-        none there ("") and it writes one."""
+        """Return the source, changed to write BOS at the start as in training (`bos`, "" for none)."""
         own = bos or self.tokens.get("bos_token", "")
         beginnings = [segments[0].text for segments in self._short_layouts()]
         without = [text for text in beginnings if not (own and text.startswith(own))]
@@ -186,7 +187,7 @@ class _Chat:
         if without == beginnings:
             return f"{{{{ {begin} }}}}{{# BOS, as in training #}}\n{self.source}"
         with_own, without_own = ("whole", f"{begin} ~ whole") if bos else (f"whole[{len(own)}:]", "whole")
-        body = self.source.removesuffix("\n")  # which jinja drops as well
+        body = self.source.removesuffix("\n")  # jinja drops it too
         begun = f"{with_own} if whole.startswith({_quote(own)}) else {without_own}"
         return f"{{%- set whole %}}\n{body}{{%+ endset -%}}\n{{{{- {begun} -}}}}"
 
@@ -195,12 +196,12 @@ class _Chat:
         for roles in (_PROBE[:2], ("system", *_PROBE[:2]), _PROBE[:1], ("system", *_PROBE[:1])):
             try:
                 layouts.append(self.frame(roles).segments)
-            except RowFault:  # it takes no such conversation
+            except RowFault:  # such a conversation is not supported
                 continue
         return layouts
 
     def _before(self, bos: str, beginning: str) -> str:
-        """BOS; with a blank behind it where the tokenizer puts one before a text, but not behind BOS in it."""
+        """Return BOS, followed by a space if the tokenizer adds one before a text but not after BOS."""
         bare = Piece(beginning, literal=False, opening=True)
         pieces = [bare, *(bare._replace(text=bos + gap + beginning) for gap in ("", " "))]
         alone, joined, apart = self.encoder.encode(pieces)
@@ -221,7 +222,7 @@ class _Chat:
         contents: list[str] = []
         for check in frame.checks:
             rendered = self.render(turns[: check.turns], check.generation_prompt)
-            # Templates may treat one text otherwise than a placeholder (split off its thoughts), so each is compared.
+            # Templates may treat a text differently from a placeholder (remove its reasoning), so each is compared.
             found = _contents(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
             if found is None:
                 return self._rendered(conversation)
@@ -234,7 +235,7 @@ class _Chat:
         )
 
     def at_once(self, conversation: Conversation, generation_prompt: bool) -> tuple[Segment, ...]:
-        """As the template writes all turns together, contents marked. What it takes apart is laid out as ever."""
+        """Render all turns together, with contents marked; conversations without a frame as in `lay_out`."""
         require_turns(conversation, OWN)
         turns = conversation.turns
         if self._takes_rendering(conversation):
@@ -250,7 +251,7 @@ class _Chat:
         return tuple(segments)
 
     def _takes_rendering(self, conversation: Conversation) -> bool:
-        """Whether more than texts is in it: no placeholder stands for that."""
+        """Whether the conversation has more than texts, for which there is no placeholder."""
         turns = conversation.turns
         beside = any(turn.calls or turn.thought or turn.role == "tool" for turn in turns)
         pictures = self.parts != "never" and any(IMAGE in turn.text for turn in turns)
@@ -262,11 +263,11 @@ class _Chat:
         return self._frames[roles]
 
     def _make_frame(self, roles: tuple[str, ...]) -> _Frame:
-        """Answer by answer: the prompt before it (from the end of the previous answer on), itself, what ends it."""
+        """For each answer: the prompt since the previous answer, the answer, its end."""
         turns = _placeholders(roles)
         segments: list[Segment] = []
         checks: list[_Check] = []
-        done, closing, rest = 0, "", ""  # turns laid out; what ended the last of them; what the template adds then
+        done, closing, rest = 0, "", ""  # turns rendered; the end of the last of them; what the template adds then
         same_ends = True
         for answer in [place for place, role in enumerate(roles) if role == "assistant"]:
             prompt, whole = self._around_answer(turns[: answer + 1])
@@ -298,16 +299,16 @@ class _Chat:
         return _Frame(tuple(segments), tuple(checks), stable, same_ends)
 
     def _around_answer(self, turns: Sequence[Turn]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the template writes for all turns but the last, which is an answer, and for all of them."""
+        """Render all turns but the last, which is an answer, and all turns."""
         answer = len(turns) - 1
         prompt = self._split(turns[:answer], generation_prompt=True)
         whole = self._split(turns, generation_prompt=False)
         if whole[:answer] != prompt[:answer] or not whole[answer].startswith(prompt[answer]):
-            raise RowFault("the chat template's generation prompt is not how its answers begin", _OTHER_TEMPLATE)
+            raise RowFault("the chat template's answers do not begin with its generation prompt", _OTHER_TEMPLATE)
         return prompt, whole
 
     def _split(self, turns: Sequence[Turn], generation_prompt: bool) -> tuple[str, ...]:
-        """What the template writes around the contents: len(turns) + 1 texts."""
+        """Return the template's text around the contents: len(turns) + 1 texts."""
         parts = _PLACEHOLDER.split(self.render(turns, generation_prompt))
         if parts[1::2] != [str(place) for place in range(len(turns))]:
             roles = ", ".join(turn.role for turn in turns)
@@ -317,18 +318,18 @@ class _Chat:
         return tuple(parts[::2])
 
     def _closing(self, turns: Sequence[Turn], text: str) -> tuple[str, str]:
-        """What follows the last content, cut behind the token that ends the turn.
+        """Return the text after the last content, up to and including the token that ends the turn.
 
-        Some templates write more after the very last turn (Phi-3: <|end|>, then EOS once), so what counts is what also
-        stands there when another turn follows: a known stop token in it, or else the template's own control token.
-        Where there is none, it is the stop token that begins the next turn.
+        Some templates write more after the very last turn (Phi-3: <|end|>, then EOS once), so only the text counts that
+        is also there when another turn follows: a known stop token in it, or else the template's own control token.
+        If there is none, it is the stop token that begins the next turn.
         """
         try:
             split = self._split([*turns, Turn("user", f"\ue000{len(turns)}\ue001")], generation_prompt=False)
             following = split[len(turns)]
             same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, following, strict=False))
             common = "".join(one for one, _ in same)
-        except RowFault:  # it takes no further turn
+        except RowFault:  # no further turn is supported
             common = following = text
         for scope, wanted in ((common, self.stop_ids), (common, self.encoder.control), (text, self.stop_ids)):
             found = self._first(scope, wanted)
@@ -337,19 +338,19 @@ class _Chat:
                 return text[: found.end], text[found.end :]
         if following.startswith(text) and (begins := self._begins(following.removeprefix(text))):
             return text + begins, ""
-        raise RowFault(f"the chat template ends an answer with {text!r}, which holds no token that stops a model")
+        raise RowFault(f"the chat template ends an answer with {text!r}, which contains no stop token")
 
     def _begins(self, text: str) -> str:
-        """The stop token that the text begins with; empty where it begins with another."""
+        """Return the stop token at the start of the text, or "" if there is none."""
         found = self._first(text, self.stop_ids)
         return text[: found.end] if found and found.start == 0 else ""
 
     def _first(self, text: str, wanted: Collection[int]) -> _Found | None:
-        """Where the first of these tokens stands in the text."""
+        """Return the position of the first of these tokens in the text."""
         return next(iter(self._found(text, wanted)), None)
 
     def _found(self, text: str, wanted: Collection[int]) -> list[_Found]:
-        """Where each of these tokens stands in the text."""
+        """Return the positions of these tokens in the text."""
         ids, spans = self.encoder.spans(Piece(text, literal=False, opening=False))
         return [_Found(start, end, number) for number, (start, end) in zip(ids, spans, strict=True) if number in wanted]
 
@@ -373,12 +374,12 @@ def _quote(text: str) -> str:
 
 
 def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Segment]:
-    """The segments from turn `done` on to where the answer begins.
+    """Return the segments from turn `done` to the beginning of the answer.
 
-    closing: what has already been laid out of it.
+    closing: the part of them that has already been added.
     """
     if not pieces[done].startswith(closing):
-        raise RowFault(f"the chat template ends turn {done} differently once others follow", _OTHER_TEMPLATE)
+        raise RowFault(f"the chat template ends turn {done} differently when others follow", _OTHER_TEMPLATE)
     segments = [Segment(pieces[done].removeprefix(closing), done)]
     for place in range(done, len(pieces) - 1):
         segments += [Segment("", place, content=True), Segment(pieces[place + 1], place)]
@@ -386,7 +387,7 @@ def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Seg
 
 
 def _contents(pieces: Sequence[str], texts: Sequence[str], rendered: str) -> list[str] | None:
-    """Each text as it stands in the rendering between the pieces: as it is, or trimmed. None when it is neither."""
+    """Return each text as rendered between the pieces: unchanged or stripped. None if it is neither."""
     found: list[str] = []
     position = len(pieces[0]) if rendered.startswith(pieces[0]) else -1
     for text, after in zip(texts, pieces[1:], strict=True):

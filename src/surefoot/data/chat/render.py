@@ -1,12 +1,12 @@
-"""Render a chat template: a conversation as the messages that templates expect, and the text they make of it.
+"""Render a chat template: make the messages that templates expect from a conversation, and render them to text.
 
 A template is untrusted code: it runs in jinja's sandbox, within the limits of `surefoot.data.chat.sandbox`. The
-environment offers what templates on the hub use (trimmed blocks, loop controls, `tojson`, `raise_exception`,
-`strftime_now`, `{% generation %}`) and nothing else. `strftime_now` is a constant: otherwise the same data would give
-other token ids tomorrow, and a resumed run would differ from the run that was stopped.
+environment has only what templates on the hub use (trimmed blocks, loop controls, `tojson`, `raise_exception`,
+`strftime_now`, `{% generation %}`). `strftime_now` returns a constant; otherwise token ids would depend on the date,
+and a resumed run would differ.
 
-Tool calls get ids, because some templates (Mistral's) print them: nine digits that count the calls of the conversation,
-so the same data always gives the same text, whatever ids it has.
+Tool calls get ids, because some templates (Mistral's) print them: nine-digit numbers that count the calls of the
+conversation, independent of the ids in the data.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from surefoot.data.formats import IMAGE, RowFault, Turn
 from surefoot.data.formats.conversation import pair_results
 
 Parts = Literal["never", "pictures", "always"]
-TODAY = datetime(2024, 7, 26)  # the date that Llama 3's own template falls back to
-PRINTS_DATE = "strftime_now"  # a template that holds this name may print the date
+TODAY = datetime(2024, 7, 26)  # the default date of Llama 3's template
+PRINTS_DATE = "strftime_now"  # a template that contains this name may print the date
 _LONGEST_DATE = 1000  # characters of its form
-_WIDEST_INDENT = 16  # one part of the JSON holds as many of them as the value is deep
+_WIDEST_INDENT = 16  # one per level of nesting, in a part of the JSON
 
 
 class TemplateFault(RowFault):
-    """The template itself fails.
+    """Raised when the template fails.
 
     line: of its source, from 1.
     problem: what is wrong there, without the line.
@@ -54,14 +54,14 @@ def render(
     tools: Sequence[Mapping[str, Any]] = (),
     parts: Parts = "never",
 ) -> str:
-    """The text of the turns.
+    """Render the turns to text.
 
     tokens: names such as bos_token and their text.
-    tools: definitions in the OpenAI form.
-    parts: which contents are lists of parts, as templates of models that see expect them; others are texts, in which
-        U+FDD0 stands for a picture.
+    tools: definitions in OpenAI's format.
+    parts: which contents are lists of parts, as templates of vision-language models expect; others are texts, with
+        U+FDD0 for a picture.
 
-    Raises TemplateFault with the template's line for whatever goes wrong in it.
+    Raises TemplateFault with the template's line for every error in it.
     """
     variables = {
         "messages": messages(turns, parts),
@@ -73,10 +73,10 @@ def render(
     try:
         return render_limited(_compile(source), variables)
     except jinja2.TemplateSyntaxError as error:
-        raise TemplateFault(error.lineno, "'s line {} is wrong", error.message or "syntax error") from None
-    except Exception as error:  # whatever a stranger's code raises is the template's fault
+        raise TemplateFault(error.lineno, " has a syntax error in line {}", error.message or "syntax error") from None
+    except Exception as error:  # any exception in untrusted code is the template's fault
         what = str(error) or type(error).__name__
-        raise TemplateFault(_line(error), " fails at its line {}", what) from None
+        raise TemplateFault(_line(error), " fails in line {}", what) from None
 
 
 def _line(error: Exception) -> int:
@@ -89,7 +89,7 @@ def _compile(source: str) -> jinja2.Template:
     environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
     )
-    # It draws at random: the same data would give other ids at each start.
+    # Random choices would give other token ids at each start.
     del environment.globals["lipsum"]
     environment.globals |= {
         "raise_exception": _raise,
@@ -105,7 +105,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | str | None = None, **how: Any) -> str:
-    """jinja's own filter escapes for HTML, which no model was trained on."""
+    """Replace jinja's own filter, which escapes for HTML."""
     width = len(indent) if isinstance(indent, str) else indent or 0
     if width > _WIDEST_INDENT:
         raise jinja2.TemplateError(f"an indent of {width:,} characters")
@@ -119,7 +119,7 @@ def _today(form: str) -> str:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """jinja's, without names that reach into Python."""
+    """jinja's namespace, without names that give access to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -127,14 +127,14 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        """Short, as namespaces can hold each other."""
+        """A short text, because namespaces can contain each other."""
         return "<Namespace>"
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %} … {% endgeneration %}` marks an answer for others; here its body is rendered as it is."""
+    """`{% generation %} … {% endgeneration %}`, which marks answers for other tools; its body is rendered unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 (declared so by jinja)
+    tags = {"generation"}  # noqa: RUF012 (jinja declares it this way)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -142,7 +142,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def call_ids(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
-    """For each turn the ids of its calls, or the one id that a tool's answer belongs to ("" where there is no call)."""
+    """Return for each turn the ids of its calls, or for a tool's result the id of its call ("" if there is none)."""
     found: list[tuple[str, ...]] = []
     count, latest = 0, ()
     for turn, call in zip(turns, pair_results(turns), strict=True):
@@ -156,7 +156,7 @@ def call_ids(turns: Sequence[Turn]) -> list[tuple[str, ...]]:
 
 
 def messages(turns: Sequence[Turn], parts: Parts = "never") -> list[dict[str, Any]]:
-    """One message per turn. `tool_calls` stands only where there are calls: templates ask whether it is defined.
+    """Make one message per turn. `tool_calls` is set only if there are calls: templates test whether it is defined.
 
     parts: as in `render`.
     """

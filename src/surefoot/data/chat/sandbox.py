@@ -1,10 +1,10 @@
-"""A chat template is code from a stranger: jinja's sandbox, with limits on how long and how much it may compute.
+"""jinja's sandbox with limits on time and memory, for untrusted chat templates.
 
-Jinja's own sandbox keeps a template away from Python, but not from looping or growing without end. Here every turn of a
-loop and every call of a macro, a method or a filter is a step of one budget, and every value that an operation makes is
-measured once, with everything inside it. What goes into an operation is therefore small, and few operations make much
-of little: those are checked before (products, `~`, join, replace) or not offered. One call into C cannot be
-interrupted, so the clock is looked at between steps. The limits are for mistakes and for plain malice.
+Jinja's own sandbox prevents access to Python, but not endless loops or huge values. Here every loop iteration and every
+call of a macro, method or filter is a step of one budget, and every value that an operation makes is measured once,
+with everything inside it. The inputs of an operation are therefore small; operations that can make large values from
+small ones are checked before (products, `~`, join, replace) or not available. A call into C cannot be interrupted, so
+the time is checked between steps. The limits are for mistakes and simple attacks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 
-STEPS = 1_000_000  # of one rendering; a conversation of a thousand turns takes some tens of thousands
-CHARACTERS = 20_000_000  # of one rendering, or of one value: ten times the longest context that models have
+STEPS = 1_000_000  # per rendering; a conversation of a thousand turns takes some tens of thousands
+CHARACTERS = 20_000_000  # per rendering, and per value: ten times the longest context of models
 ITEMS = 1_000_000  # of everything inside one value
-LEVELS = 200  # of lists in lists: Python hashes a tuple by recursion, without a check of its stack
-SEARCHED = 500_000_000  # characters times characters, of one search backwards or strip
-SECONDS = 10.0  # of computing, by this thread's clock: a busy machine refuses nothing
-WHOLE = sys.hash_info.modulus  # whole numbers below it differ in their hash, so no dict of them grows slow
+LEVELS = 200  # of nested lists: Python hashes tuples recursively without a check of the stack
+SEARCHED = 500_000_000  # characters times characters, of one reverse search or strip
+SECONDS = 10.0  # of CPU time of this thread, independent of the load
+WHOLE = sys.hash_info.modulus  # integers below it have different hashes, so dicts of them stay fast
 
-# What makes much of little, searches without a bound, or prints at random.
+# Make large values from small ones, search without a bound, or are random.
 _NO_FILTERS = {
     "batch",
     "center",
@@ -59,7 +59,7 @@ _SEARCHES = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "str
 
 
 class _Budget:
-    """What one rendering has left."""
+    """Remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self.steps, self.characters, self.until = STEPS, CHARACTERS, time.thread_time() + SECONDS
@@ -69,13 +69,13 @@ _BUDGET: ContextVar[_Budget] = ContextVar("budget of the rendering")
 
 
 class LimitReached(jinja2.TemplateError):
-    """A template that ran or grew beyond a limit.
+    """Raised for a template that exceeds a limit.
 
     limit: its name, for programs.
     """
 
     def __init__(self, limit: str, what: str):
-        super().__init__(f"{what} and is stopped")
+        super().__init__(f"{what} and was stopped")
         self.limit = limit
 
 
@@ -83,9 +83,9 @@ def step() -> None:
     budget = _BUDGET.get()
     budget.steps -= 1
     if budget.steps < 0:
-        raise LimitReached("steps", f"it has taken {STEPS:,} steps")
+        raise LimitReached("steps", f"it took {STEPS:,} steps")
     if time.thread_time() > budget.until:
-        raise LimitReached("seconds", f"it has computed for {SECONDS:g} seconds")
+        raise LimitReached("seconds", f"it ran for {SECONDS:g} seconds")
 
 
 def _counted(items: Iterable[Any]) -> Iterator[Any]:
@@ -95,9 +95,10 @@ def _counted(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def measured(value: Any) -> Any:
-    """The value, unless it is too much, all that is inside it counted; the items of an iterator as they come.
+    """Return the value after checking its size with everything inside it; items of an iterator as they are read.
 
-    Goes level by level: a list that holds one list twice, and so on, has millions of items after twenty turns.
+    Checked level by level, because a list that contains one list twice, and so on, has millions of items after twenty
+    levels.
     """
     if isinstance(value, str):
         _fits(len(value), 0)
@@ -141,7 +142,7 @@ def _fits(characters: int, items: int) -> None:
 
 
 def _written(value: Any) -> str:
-    """Everything that is printed comes by here; inside a macro or a block, once for each of them."""
+    """Check printed text. Called for everything that is printed; inside macros and blocks once for each of them."""
     text = value if isinstance(value, str) else str(value)
     budget = _BUDGET.get()
     budget.characters -= len(text)
@@ -156,9 +157,9 @@ def _joined(values: Iterable[Any], separator: Any = "") -> str:
 
 
 def _check(name: str, value: Any, args: tuple[Any, ...]) -> None:
-    """What a filter or method of this name would make of the value, before it does.
+    """Check the size of a filter's or method's result before it is called.
 
-    args: of a method, or a filter's behind the value, by name or by place.
+    args: of a method, or of a filter after the value, by name or by position.
     """
     if name == "join" and args:
         _fits(len(str(args[0])) * len(value) if isinstance(value, Sized) else 0, 0)
@@ -172,7 +173,7 @@ def _check(name: str, value: Any, args: tuple[Any, ...]) -> None:
 
 
 class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox with the limits. Use `render_limited`; a template's own `render` has no budget."""
+    """The sandbox with limits. Use `render_limited`; a template's own `render` has no budget."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -194,10 +195,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return attr not in _NO_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
-        """jinja would hand out a `format` of its own, which pads to any width."""
+        """Disable jinja's own `format`, which can pad to any width."""
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Macros, methods, functions and, where a loop is recursive, the loop."""
+        """Call a macro, method, function, or a recursive loop."""
         step()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(__obj, jinja2.runtime.LoopContext):
@@ -210,7 +211,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" or (operator == "%" and isinstance(left, str)):
-            raise jinja2.exceptions.SecurityError(f"{operator} is not offered to chat templates")
+            raise jinja2.exceptions.SecurityError(f"{operator} is not available in chat templates")
         if operator == "*":
             for many, number in ((left, right), (right, left)):
                 if isinstance(many, Sized) and isinstance(number, int):
@@ -219,9 +220,9 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, with its step, and checks of what goes in and what comes out."""
+    """Wrap a filter: count a step and check inputs and result."""
     marked = getattr(function, "jinja_pass_arg", None)
-    wants = marked and marked.name  # what jinja gives it before the value
+    wants = marked and marked.name  # passed by jinja before the value
 
     @jinja2.pass_context
     @functools.wraps(function, updated=())
@@ -248,23 +249,23 @@ def _of_number(test: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def render_limited(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """The text. Raises jinja2.TemplateError at a limit, and whatever else the template raises."""
+    """Render to text. Raises jinja2.TemplateError at a limit, and any exception of the template."""
     token = _BUDGET.set(_Budget())
     try:
         return "".join(template.root_render_func(template.new_context(variables)))
     except Exception:
-        template.environment.handle_exception()  # raises it again, with the template's lines in its trace
+        template.environment.handle_exception()  # raises it again, with the template's lines in the traceback
     finally:
         _BUDGET.reset(token)
 
 
 def _limit(node: jinja2.nodes.Node) -> None:
-    """Put a check around every loop, literal, `~` and printed text below this node."""
+    """Add a check to every loop, literal, `~` and printed text below this node."""
     for name, value in list(node.iter_fields()):
         if isinstance(value, list):
             value[:] = [_limited(child) for child in value]
         elif isinstance(node, jinja2.nodes.CallBlock) and name == "call":
-            _limit(value)  # a call block hands its own body to this call, so it must stay one
+            _limit(value)  # a call block passes its body to this call, so it must stay a call
         elif isinstance(value, jinja2.nodes.Node):
             setattr(node, name, _limited(value))
     if isinstance(node, jinja2.nodes.For):
@@ -276,7 +277,7 @@ def _limit(node: jinja2.nodes.Node) -> None:
 def _limited(child: Any) -> Any:
     if isinstance(child, jinja2.nodes.Node):
         _limit(child)
-    if isinstance(child, jinja2.nodes.TemplateData):  # so that it is counted where it is printed
+    if isinstance(child, jinja2.nodes.TemplateData):  # so that it is counted when it is printed
         return jinja2.nodes.Const(child.data, lineno=child.lineno)
     if isinstance(child, jinja2.nodes.List | jinja2.nodes.Tuple | jinja2.nodes.Dict):
         return child if getattr(child, "ctx", "load") == "store" else _filtered(child, measured)
@@ -290,7 +291,7 @@ def _filtered(node: Any, check: Callable[..., Any]) -> jinja2.nodes.Filter:
 
 
 def _in_context(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """As jinja calls it. What takes the context is never tried out while the template is compiled."""
+    """Call a filter as jinja does. Filters that take the context are never evaluated at compile time."""
 
     @jinja2.pass_context
     def filter_(_: jinja2.runtime.Context, value: Any) -> Any:

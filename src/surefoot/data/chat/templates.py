@@ -1,6 +1,6 @@
-"""A template by its name: the tokenizer's own, a row of the table of named templates, or a file of the user's.
+"""Find a template by name: the tokenizer's own, a row of the table of named templates, or a user's file.
 
-No template writes BOS at the start: whether it stands there is the plan's choice.
+No template writes BOS at the start: the plan decides about BOS.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, fill
 from surefoot.families.templates import OWN, is_file, named_row
 from surefoot.system.errors import Fault, InputError
 
-_VERSION = 2  # of the code that lays rows out: a run begun with another is not resumed
+_VERSION = 2  # of the code that renders rows: runs started with another version are not resumed
 
 
 def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
-    """The template called `name`, made for this tokenizer.
+    """Make the template `name` for this tokenizer.
 
     stop_ids: tokens that end an answer, EOS first.
 
-    InputError when the name is unknown, the file is wrong, or the tokenizer lacks what the template needs.
+    Raises InputError if the name is unknown, the file is wrong, or the tokenizer lacks what the template needs.
     """
     if name == OWN:
         return make_chat_template(encoder, stop_ids)
@@ -41,10 +41,10 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
 
 
 def templates_to_try(planned: str, requested: bool, fallbacks: Sequence[str], *, texts: bool) -> tuple[str, ...]:
-    """The templates for one source, most wanted first.
+    """Return the possible templates for one source, best first.
 
-    requested: the user named it; then there is no other.
-    texts: no record has turns, and a text has no place in a chat template.
+    requested: the user named it; then it is the only one.
+    texts: the records are plain texts without turns.
     """
     if requested:
         return (planned,)
@@ -54,16 +54,16 @@ def templates_to_try(planned: str, requested: bool, fallbacks: Sequence[str], *,
 def template_for_all(
     batches: Callable[[], Iterable[list[Conversation]]], encoder: TextEncoder, stop_ids: Sequence[int]
 ) -> str | None:
-    """A template for any model that can write all these records, to be named in an error.
+    """Return a template for any model that supports all these records, to suggest in an error.
 
-    batches: all of them, at each call.
+    batches: returns all records, at each call.
     """
     for generic in ("chatml", "vicuna"):
         try:
             template = make_template(generic, encoder, stop_ids)
             for one in itertools.chain.from_iterable(batches()):
                 template.segments(one)
-        except (InputError, RowFault):  # a token that the tokenizer lacks, or a record that it cannot write
+        except (InputError, RowFault):  # a token that the tokenizer lacks, or an unsupported record
             continue
         return generic
     return None
@@ -73,7 +73,7 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     ids = {text: number for number, text in encoder.control.items()}
     stops = tuple(dict.fromkeys((*stop_ids, *(ids[token] for token in row.stops))))
     eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
-    blank = " " if encoder.puts_blank else ""  # which the tokenizer puts before a text, but not behind BOS in it
+    blank = " " if encoder.puts_blank else ""  # which the tokenizer adds before a text, but not after a BOS in it
     if isinstance(row, Prompt):
         return Template(
             row.name,
@@ -84,7 +84,7 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
         )
     own_bos = str(encoder.tokenizer.bos_token or "")
     filled = filled_row(row, {"{eos}": eos, "{bos}": own_bos})
-    joined = bool(row.prefix) and ALONE not in row.prefix  # BOS and what follows are read in one go
+    joined = bool(row.prefix) and ALONE not in row.prefix  # BOS and the rest are tokenized together
     return Template(
         row.name,
         identity=f"{_VERSION} {replace(filled, about='')}",
@@ -104,6 +104,8 @@ def _eos_text(encoder: TextEncoder, stop_ids: Sequence[int]) -> str:
     text = str(encoder.tokenizer.convert_ids_to_tokens(stop_ids[0]))
     if encoder.encode([Piece(text, literal=False, opening=False)]) != [[stop_ids[0]]]:
         raise InputError(
-            Fault("tokenizer", f"reads its own end-of-sequence token {text!r} as something else", code="SF-TOKENIZER")
+            Fault(
+                "tokenizer", f"tokenizes its own end-of-sequence token {text!r} as something else", code="SF-TOKENIZER"
+            )
         )
     return text

@@ -1,18 +1,18 @@
-"""Conversations that a chat template must render for real: with tools, calls, or texts that the template takes apart.
+"""Render conversations without placeholders: with tools, calls, pictures, or texts that the template changes.
 
-Calls are JSON which the template writes in its own way, so no placeholder can stand for them. The conversation is
-rendered turn by turn; what is new in each rendering is what the turn adds. Where the data spells out a control token,
-a mark from Unicode's private use area stands for it while the template runs, and becomes text again afterwards: so the
-template's own control tokens and the data's characters are never mixed up.
+Templates write calls as JSON in their own format, so no placeholder can be used. The conversation is rendered turn by
+turn; the new text of each rendering belongs to the turn. If the data contains the characters of a control token, they
+are replaced by a mark from Unicode's private use area while the template runs and restored afterwards, so they are
+never confused with the template's own control tokens.
 
-A template that knows nothing of tools may leave them out without a word (Phi-3's does): a call would be learned as an
-empty answer. Others leave the thoughts out of an answer, of the newest one too (DeepSeek's). So each of them is changed
-once, and the text must change with it.
+A template without tool support may silently leave tools out (Phi-3's): a call would be learned as an empty answer.
+Others leave out the reasoning of an answer, also of the last one (DeepSeek's). To detect this, each part is changed
+once, and the text must change too.
 
-Some templates write an answer otherwise once more turns follow (Qwen3 drops thoughts). Then each answer is kept as it
-was written when it was the newest, as elsewhere, and what follows it is taken from behind its stop token. Where the
-next prompt has another end in that token's place (gpt-oss's), the answer is learned without it. gpt-oss's also drops
-the thoughts of an answer that others follow, with nothing to tell where it ended: such an answer is laid out without.
+Some templates render an answer differently when more turns follow (Qwen3 removes reasoning). Then each answer is kept
+as it was rendered as the last turn, and the text after it is taken from after its stop token. If the next prompt has
+another token in place of that stop token (gpt-oss), the stop token is not learned. gpt-oss also removes the reasoning
+of an answer that others follow, without a mark of its end: such an answer is rendered without reasoning.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _WRITES_TOOLS = "choose a data.template that writes tools: the named one of the 
 def lay_out_rendered(
     conversation: Conversation, render: Render, stop_spans: StopSpans, usual_end: str, encoder: TextEncoder
 ) -> tuple[Segment, ...]:
-    """The segments of a conversation, from renderings of its first turns.
+    """Return the segments of a conversation, from renderings of its first turns.
 
-    render: turns, tools, with the generation prompt? -> text.
-    stop_spans: from where to where its stop tokens stand in a text.
-    usual_end: what ends an answer before a question, for templates that write nothing behind the newest one.
+    render: (turns, tools, with generation prompt) -> text.
+    stop_spans: start and end of the stop tokens in a text.
+    usual_end: the end of an answer before a question, for templates that write nothing after the last answer.
     """
-    # Before anything is laid out: a call that the template leaves out would be learned as an empty answer.
+    # Checked first: a call that the template leaves out would be learned as an empty answer.
     _require_written(conversation, render)
     masked, masks = _mask(conversation, encoder)
     try:
@@ -71,12 +71,12 @@ def _thoughtless(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def drops_thoughts(lay_out: Callable[[Conversation], Sequence[Segment]]) -> bool:
-    """Whether an answer that a question follows cannot keep its thoughts. lay_out: see `lay_out_rendered`."""
+    """Whether an answer before a question loses its reasoning. lay_out: see `lay_out_rendered`."""
     thought = "\ue002"
     question, answer = Turn("user", "\ue000"), Turn("assistant", "\ue001", thought=thought)
     try:
         segments = lay_out(Conversation((question, answer, question, answer)))
-    except RowFault:  # it takes none, and a record that has some is refused when it comes
+    except RowFault:  # reasoning is not supported; such a record is refused when it is read
         return False
     return not any(thought in segment.text for segment in segments if segment.turn == 1)
 
@@ -92,32 +92,32 @@ def _require_written(conversation: Conversation, render: Render) -> None:
     for place, what, other in _changes(turns):
         try:
             same = render([*turns[:place], other, *turns[place + 1 :]], tools, False) == text
-        except RowFault:  # it minds, so it looks at them
+        except RowFault:  # it raises, so it reads them
             continue
         if same:
             raise RowFault(f"turn {place + 1}: the chat template leaves out the {what}", _WRITES_TOOLS)
 
 
 def _require_thoughts(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], render: Render) -> None:
-    """turns: up to an answer with thoughts, which is then the newest."""
+    """turns: up to and including an answer with reasoning."""
     *before, answer = turns
     if answer.thought:
         other = replace(answer, thought=f"{answer.thought}.")
     else:
         other = replace(answer, content=answer.content.replace(_THOUGHT_ENDS, "." + _THOUGHT_ENDS))
     if render(turns, tools, False) == render([*before, other], tools, False):
-        raise RowFault(f"turn {len(turns)}: the chat template leaves out the thoughts", _KEEPS_THOUGHTS)
+        raise RowFault(f"turn {len(turns)}: the chat template leaves out the reasoning", _KEEPS_THOUGHTS)
 
 
 def _changes(turns: Sequence[Turn]) -> Iterator[tuple[int, str, Turn]]:
-    """Place, what is changed, and the turn so changed."""
+    """Yield place, description of the change, and the changed turn."""
     for place, turn in enumerate(turns):
         if turn.calls:
             yield place, "calls", replace(turn, calls=())
             if turn.text.strip():
-                yield place, "text beside the calls", replace(turn, content=f"{turn.content}.")
+                yield place, "text next to the calls", replace(turn, content=f"{turn.content}.")
         elif turn.role == "tool":
-            yield place, "answer of a tool", replace(turn, content=f"{turn.content}.")
+            yield place, "tool result", replace(turn, content=f"{turn.content}.")
 
 
 def _turn_by_turn(
@@ -129,11 +129,11 @@ def _turn_by_turn(
     for answer in [place for place, turn in enumerate(turns) if turn.role == "assistant"]:
         prompt, whole = render(turns[:answer], tools, True), render(turns[: answer + 1], tools, False)
         begins = prompt
-        if not whole.startswith(prompt):  # gpt-oss drops what was thought before calls once their answer is there
+        if not whole.startswith(prompt):  # gpt-oss removes the reasoning before calls when their results follow
             begins = render(_thoughtless(turns[:answer]), tools, True)
-        # Else the answer could not be told from its prompt, and the mask would be a guess.
+        # Otherwise the beginning of the answer would be unknown.
         if not whole.startswith(begins):
-            raise RowFault("the chat template's generation prompt is not how its answers begin", _ONE_ANSWER)
+            raise RowFault("the chat template's answers do not begin with its generation prompt", _ONE_ANSWER)
         stops, new = _new(turns[:answer], tools, done, prompt, written, stop, render, stop_spans)
         yield stop if stops else "", done - 1, True
         yield new, answer, False
@@ -163,7 +163,7 @@ def _next_begins(
     render: Render,
     stop_spans: StopSpans,
 ) -> str:
-    """The stop token that begins the turn behind this answer, a tool's result; "" where a question comes.
+    """Return the stop token that begins the tool result after this answer; "" if a question follows.
 
     whole: up to the answer.
     """
@@ -184,9 +184,10 @@ def _new(
     render: Render,
     stop_spans: StopSpans,
 ) -> tuple[bool, str]:
-    """Whether the `done` turns before still end with their stop token, and what the prompt adds to them. Where it also
-    changes them: what stands behind the last of them, which ends with the last stop token that does not depend on the
-    turn after it. gpt-oss ends calls with one and earlier answers with none: there that token is not the last one's."""
+    """Return whether the first `done` turns still end with their stop token, and the text that the prompt adds to them.
+
+    If the prompt changes them, the added text begins after the last stop token that does not depend on the next turn.
+    gpt-oss ends calls with a stop token and earlier answers with none, so that token may belong to an earlier turn."""
     for end in (written + stop, written):
         if prompt.startswith(end):
             return end == written + stop, prompt.removeprefix(end)
@@ -203,7 +204,7 @@ def _new(
 
 
 def _changed(answer: Turn) -> Turn:
-    """Another answer, told from the first by its last words."""
+    """Return another answer that differs in its last words."""
     if not answer.calls:
         return replace(answer, content=f"{answer.content}\uf8ff")
     *calls, last = answer.calls
@@ -212,13 +213,13 @@ def _changed(answer: Turn) -> Turn:
 
 @dataclass(frozen=True)
 class _Masks:
-    """mark, number, mark stands for names[number]."""
+    """Replacement of control tokens in data: mark, number, mark for names[number]."""
 
     mark: str
     names: tuple[str, ...]
 
     def cut(self, text: str, place: int, answer: bool) -> Iterator[Segment]:
-        """The text, with each masked name as a piece of the data's text."""
+        """Return the text with each masked name as a piece of data text."""
         parts = re.split(f"{self.mark}(\\d+){self.mark}", text)
         for number, part in enumerate(parts):
             if number % 2:
@@ -228,7 +229,7 @@ class _Masks:
 
 
 def _mask(conversation: Conversation, encoder: TextEncoder) -> tuple[Conversation, _Masks]:
-    """The conversation with marks in place of the names of control tokens."""
+    """Return the conversation with marks in place of control tokens."""
     names = tuple(sorted(encoder.control.values(), key=len, reverse=True))
     everything = repr((conversation.turns, conversation.tools))
     mark = next(chr(number) for number in _PRIVATE if ascii(chr(number))[1:-1] not in ascii(everything))
@@ -259,7 +260,7 @@ def _mask(conversation: Conversation, encoder: TextEncoder) -> tuple[Conversatio
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in it."""
+    """Yield every text in the value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Conversation):

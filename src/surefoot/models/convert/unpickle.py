@@ -110,7 +110,7 @@ def _is_wanted(path: str, wanted: tuple[str, ...]) -> bool:
 
 
 def _reason(text: str) -> str:
-    """What the file asked for, out of torch's page of advice, which also says how to open it after all."""
+    """Return a short reason from torch's error, whose advice would be to open the file anyway."""
     if requested := re.search(r"GLOBAL ([\w.]+\.\w+)", text):
         return f"unpickling it would call {requested[1]}, which is not a tensor; it was not run"
     if "weights_only" in text.lower() or "Weights only" in text:
