@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.converted_records import convert, rows
+from helpers.faults import gives, raises_fault
 from surefoot.data.formats import preference as ranking
 from surefoot.data.formats import retag, scan_format
-from surefoot.system.errors import InputError
 
 ASKED, BETTER, WORSE = "What is a fjord?", "An inlet of the sea.", "A bird."
 HUMAN = f"\n\nHuman: {ASKED}\n\nAssistant:"
@@ -49,12 +49,6 @@ def read(layout, *values):
     return convert(rows(*values), layout, "d.json")
 
 
-def refusal(layout, value):
-    with pytest.raises(InputError) as caught:
-        read(layout, value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("name", ONE_TURN)
 def test_a_pair_is_two_conversations_of_one_record(name):
     better, worse = read("preference", ONE_TURN[name])
@@ -76,7 +70,8 @@ def test_its_prompt_alone(name):
 def test_twin_a_prompt_that_keeps_its_answer_is_seen(monkeypatch):
     own = ranking._split_turns
     monkeypatch.setattr(ranking, "_split_turns", lambda *both: ([*own(*both)[0], own(*both)[1][0]], *own(*both)[1:]))
-    assert "was expected" in refusal("preference", ONE_TURN["trl, implicit prompt"])
+    with raises_fault("SF-DATA-ROW", "d.json:10", 1):
+        read("preference", ONE_TURN["trl, implicit prompt"])
 
 
 def test_a_longer_dialogue_becomes_turns_and_earlier_answers_are_not_learned():
@@ -118,22 +113,20 @@ def test_words_and_roles_of_a_description_reach_the_answers():
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
+    ("record", "said"),
     [
-        ({"chosen": "a", "rejected": "b"}, "row 1: has no prompt"),
-        ({"prompt": "q", "chosen": "a"}, "row 1: has no 'rejected'"),
-        ({"prompt": "q", "chosen": "a", "rejected": [BAD]}, "has text in 'chosen' and a list in 'rejected'"),
-        ({"prompt": [USER], "chosen": [USER, GOOD], "rejected": [BAD]}, "row 1: "),
-        ({"prompt": [USER, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "turn 3 is assistant, but user or tool"),
-        ({"chosen": [USER, GOOD], "rejected": [role("user", "other"), BAD]}, "already differ in turn 1"),
-        (
-            {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"},
-            "no common beginning",
-        ),
+        ({"chosen": "a", "rejected": "b"}, ()),
+        ({"prompt": "q", "chosen": "a"}, ("'rejected'",)),
+        ({"prompt": "q", "chosen": "a", "rejected": [BAD]}, ("'chosen'", "'rejected'")),
+        ({"prompt": [USER], "chosen": [USER, GOOD], "rejected": [BAD]}, ()),
+        ({"prompt": [USER, GOOD], "chosen": [GOOD], "rejected": [BAD]}, (3, "assistant")),
+        ({"chosen": [USER, GOOD], "rejected": [role("user", "other"), BAD]}, ("turn",)),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: c\n\nAssistant: d"}, ("beginning",)),
     ],
 )
-def test_what_is_no_pair(record, says):
-    assert says in refusal("preference", record)
+def test_what_is_no_pair(record, said):
+    with raises_fault("SF-DATA-ROW", "d.json:10", 1, *said):
+        read("preference", record)
 
 
 JUDGED = {
@@ -162,7 +155,8 @@ def test_only_the_last_answer_is_judged():
 
 @pytest.mark.parametrize("label", ["yes", None, 2, 0.5])
 def test_a_verdict_is_true_or_false(label):
-    assert "where true or false is required" in refusal("judged", {"prompt": "q", "completion": "a", "label": label})
+    with raises_fault("SF-DATA-ROW", "d.json:10", 1, "'label'"):
+        read("judged", {"prompt": "q", "completion": "a", "label": label})
 
 
 PROMPTS = {
@@ -185,23 +179,20 @@ def test_a_prompt_of_any_record(name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "record", "says"),
+    ("kind", "record", "stages"),
     [
-        ("pairs", {"instruction": "q", "output": "a"}, "is alpaca data for stage sft"),
-        ("pairs", {"text": "t"}, "is text data for stage pretrain"),
-        ("pairs", {"prompt": "q", "completion": "a", "label": True}, "is a judged answer for stage kto"),
-        ("judged", ONE_TURN["texts"], "is a pair for stage reward or dpo"),
-        ("judged", {"prompt": "q", "completion": "a"}, "for stage sft"),
-        ("prompts", {"text": "t"}, "is text data for stage pretrain"),
+        ("pairs", {"instruction": "q", "output": "a"}, ("sft",)),
+        ("pairs", {"text": "t"}, ("pretrain",)),
+        ("pairs", {"prompt": "q", "completion": "a", "label": True}, ("kto",)),
+        ("judged", ONE_TURN["texts"], ("reward", "dpo")),
+        ("judged", {"prompt": "q", "completion": "a"}, ("sft",)),
+        ("prompts", {"text": "t"}, ("pretrain",)),
     ],
 )
-def test_records_of_another_kind_are_refused_in_one_line(kind, record, says):
-    with pytest.raises(InputError) as caught:
+def test_records_of_another_kind_are_refused_with_their_stage(kind, record, stages):
+    with raises_fault("SF-DATA-FORMAT", "d.json:10", *stages) as caught:
         scan_format(kind, "auto", rows(record), "d.json")
-    (fault,) = caught.value.faults
-    assert says in fault.what
-    assert fault.where == "d.json:10"
-    assert fault.fix
+    assert caught.value.faults[0].fix
 
 
 def test_the_reason_says_how_records_are_written():
@@ -209,4 +200,4 @@ def test_the_reason_says_how_records_are_written():
     seen = scan_format("pairs", "auto", both, "d.json")
     layout, reason = seen.layout, seen.reason
     assert layout == "preference"
-    assert "1 records: Human/Assistant dialogues in 'chosen' and 'rejected', read as turns" in reason
+    assert all(gives(reason, value) for value in (1, "'chosen'", "'rejected'"))

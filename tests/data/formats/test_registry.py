@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from helpers.converted_records import convert, converted, rows
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from surefoot.data.formats import Conversation, Turn, recognise, scan_format
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
 from surefoot.data.formats.reader import reader_with
 from surefoot.data.formats.registry import unused_in
-from surefoot.system.errors import InputError
+from surefoot.system.errors import Fault, InputError
 
 
 def conversation(value: dict, layout: str) -> Conversation:
@@ -23,12 +24,6 @@ def conversation(value: dict, layout: str) -> Conversation:
 
 def turns(value: dict, layout: str) -> tuple[Turn, ...]:
     return conversation(value, layout).turns
-
-
-def fault_of(value: dict, layout: str) -> str:
-    with pytest.raises(InputError) as caught:
-        turns(value, layout)
-    return str(caught.value)
 
 
 def messages(*pairs: tuple[str, str]) -> dict:
@@ -75,54 +70,55 @@ def test_rows_keep_their_place():
 
 
 @pytest.mark.parametrize(
-    ("value", "layout", "message"),
+    ("value", "layout", "said"),
     [
-        ({"instruction": "q", "ouput": "a"}, "alpaca", "has no 'output' (it has 'instruction', 'ouput', 'ouput' looks"),
-        ({"instruction": "q", "output": None}, "alpaca", "has null in 'output', where text is required"),
-        ({"instruction": "q", "output": 3}, "alpaca", "has a number in 'output', where text is required"),
-        ({"instruction": "q", "output": True}, "alpaca", "has true or false in 'output', where text is required"),
-        ({"instruction": ["q"], "output": "a"}, "alpaca", "has a list in 'instruction', where text is required"),
-        ({"instruction": "q", "output": ""}, "alpaca", "has an empty 'output'"),
-        ({"instruction": "q", "output": " \n"}, "alpaca", "has an empty 'output'"),
-        ({"instruction": "", "input": " ", "output": "a"}, "alpaca", "'instruction' and 'input' are both empty"),
-        ({"instruction": "q", "input": 5, "output": "a"}, "alpaca", "has a number in 'input', where text is required"),
-        ({"text": ""}, "text", "has an empty 'text'"),
-        ({"messages": []}, "messages", "'messages' is an empty list, not a list of turns"),
-        ({"messages": "u"}, "messages", "'messages' is text, not a list of turns"),
-        ({"messages": ["u"]}, "messages", "turn 1 is text, not an object with role and content"),
-        ({"messages": [{"role": "user"}]}, "messages", "turn 1 has no 'content'"),
-        (messages(("user", "u"), ("assistant", "")), "messages", "turn 2 has an empty 'content'"),
-        (messages(("user", " "), ("assistant", "a")), "messages", "turn 1 has an empty 'content'"),
-        (messages(("User", "u")), "messages", "turn 1 has the unknown role 'User'; did you mean 'user'?"),
-        (messages(("function", "u")), "messages", "turn 1 has the unknown role 'function'; known roles: 'sys"),
-        (messages(("tool", "u")), "messages", "turn 1 is tool, but user was expected"),
-        (messages(("user", "u")), "messages", "the last turn is user: there is no answer to learn"),
-        (messages(("system", "s")), "messages", "the last turn is system: there is no answer to learn"),
-        (messages(("user", "u"), ("user", "v")), "messages", "turn 2 is user, but assistant was expected"),
-        (messages(("user", "u"), ("system", "v")), "messages", "turn 2 is system, but assistant was expected"),
-        (messages(("user", "u"), ("tool", "v")), "messages", "turn 2 is tool, but assistant was expected"),
-        (messages(("user", "u"), ("assistant", "a"), ("assistant", "b")), "messages", "turn 3 is assistant, but user"),
-        (parts({"type": "text"}), "messages", "turn 1 has a part 1 in 'content' that is not text (text)"),
-        (parts({"type": "image_url"}), "messages", "turn 1 has a part 1 in 'content' that is not text (image_url)"),
-        (parts("u"), "messages", "turn 1 has a part 1 in 'content' that is not text (text)"),
-        (marked({"train": 0}), "messages", "turn 2 has a number in 'train', where true or false is required"),
-        (marked({"weight": 0.5}), "messages", "turn 2 has a 'weight' that is neither 0 nor 1"),
-        (marked({"weight": True}), "messages", "turn 2 has a 'weight' that is neither 0 nor 1"),
-        (marked({"weight": 1, "train": False}), "messages", "turn 2 has 'train' and 'weight' that contradict"),
-        (marked({"train": False}), "messages", "marks every answer as not to be learned"),
-        ({"messages": [{"role": "user", "content": "u", "train": True}]}, "messages", "turn 1 asks to learn a user"),
-        ({"system": "a", **messages(("system", "b"), ("user", "u"), ("assistant", "c"))}, "messages", "has a 'system'"),
-        (alpaca(history="h"), "alpaca", "'history' is text, not a list of [prompt, answer]"),
-        (alpaca(history=[["a"]]), "alpaca", "pair 1 of 'history' is not [prompt, answer], two texts"),
-        (alpaca(history=[["a", "b"], ["c", " "]]), "alpaca", "pair 2 of 'history' holds an empty text"),
-        (alpaca(), "commonsense", "has no 'answer'"),
-        (alpaca(answer=None), "commonsense", "has null in 'answer', where text or a number is required"),
-        ({"prompt": "p", "completion": " "}, "prompt-completion", "has an empty 'completion'"),
-        ({"prompt": "p"}, "prompt-completion", "has no 'completion'"),
+        ({"instruction": "q", "ouput": "a"}, "alpaca", ("output", "instruction", "ouput")),
+        ({"instruction": "q", "output": None}, "alpaca", ("null", "output")),
+        ({"instruction": "q", "output": 3}, "alpaca", ("output",)),
+        ({"instruction": "q", "output": True}, "alpaca", ("output",)),
+        ({"instruction": ["q"], "output": "a"}, "alpaca", ("instruction",)),
+        ({"instruction": "q", "output": ""}, "alpaca", ("output",)),
+        ({"instruction": "q", "output": " \n"}, "alpaca", ("output",)),
+        ({"instruction": "", "input": " ", "output": "a"}, "alpaca", ("instruction", "input")),
+        ({"instruction": "q", "input": 5, "output": "a"}, "alpaca", ("input",)),
+        ({"text": ""}, "text", ("text",)),
+        ({"messages": []}, "messages", ("messages",)),
+        ({"messages": "u"}, "messages", ("messages",)),
+        ({"messages": ["u"]}, "messages", (1,)),
+        ({"messages": [{"role": "user"}]}, "messages", (1, "content")),
+        (messages(("user", "u"), ("assistant", "")), "messages", (2, "content")),
+        (messages(("user", " "), ("assistant", "a")), "messages", (1, "content")),
+        (messages(("User", "u")), "messages", (1, "User", "user")),
+        (messages(("function", "u")), "messages", (1, "function")),
+        (messages(("tool", "u")), "messages", (1, "tool", "user")),
+        (messages(("user", "u")), "messages", ("user",)),
+        (messages(("system", "s")), "messages", ("system",)),
+        (messages(("user", "u"), ("user", "v")), "messages", (2, "user", "assistant")),
+        (messages(("user", "u"), ("system", "v")), "messages", (2, "system", "assistant")),
+        (messages(("user", "u"), ("tool", "v")), "messages", (2, "tool", "assistant")),
+        (messages(("user", "u"), ("assistant", "a"), ("assistant", "b")), "messages", (3, "assistant", "user")),
+        (parts({"type": "text"}), "messages", (1, "content")),
+        (parts({"type": "image_url"}), "messages", (1, "content")),
+        (parts("u"), "messages", (1, "content")),
+        (marked({"train": 0}), "messages", (2, "train")),
+        (marked({"weight": 0.5}), "messages", (2, "weight", 0, 1)),
+        (marked({"weight": True}), "messages", (2, "weight", 0, 1)),
+        (marked({"weight": 1, "train": False}), "messages", (2, "train", "weight")),
+        (marked({"train": False}), "messages", ()),
+        ({"messages": [{"role": "user", "content": "u", "train": True}]}, "messages", (1, "user")),
+        ({"system": "a", **messages(("system", "b"), ("user", "u"), ("assistant", "c"))}, "messages", ("system",)),
+        (alpaca(history="h"), "alpaca", ("history",)),
+        (alpaca(history=[["a"]]), "alpaca", (1, "history")),
+        (alpaca(history=[["a", "b"], ["c", " "]]), "alpaca", (2, "history")),
+        (alpaca(), "commonsense", ("answer",)),
+        (alpaca(answer=None), "commonsense", ("null", "answer")),
+        ({"prompt": "p", "completion": " "}, "prompt-completion", ("completion",)),
+        ({"prompt": "p"}, "prompt-completion", ("completion",)),
     ],
 )  # fmt: skip
-def test_faults_name_file_line_row_and_field(value, layout, message):
-    assert fault_of(value, layout).startswith(f"d.json:10: row 1: {message}")
+def test_faults_name_file_line_row_and_field(value, layout, said):
+    with raises_fault("SF-DATA-ROW", "d.json:10", 1, *said):
+        turns(value, layout)
 
 
 def test_history_comes_before_the_prompt_and_is_learned():
@@ -180,23 +176,26 @@ def test_only_these_orders_of_roles_pass():
             if fits:
                 assert tuple(turn.role for turn in turns(record, "messages")) == roles
             else:
-                assert "row 1: " in fault_of(record, "messages")
+                with raises_fault("SF-DATA-ROW", "d.json:10", 1):
+                    turns(record, "messages")
 
 
-def faults_of(values) -> list[str]:
+def faults_of(values) -> Sequence[Fault]:
     with pytest.raises(InputError) as caught:
         convert(rows(*values), "text", "d.json")
-    return [str(fault) for fault in caught.value.faults]
+    return caught.value.faults
 
 
 def test_rows_with_one_fault_are_one_line_with_their_numbers():
     found = faults_of({"text": ""} if number % 2 else {"text": "x"} for number in range(40))
-    assert len(found) == 1
-    assert found[0].startswith("d.json:20: row 2: has an empty 'text'; the same in rows 4, 6, 8, 10, 12, 14, 16, 18 ")
-    assert " and 11 more" in found[0]
+    assert [(one.code, one.where, gives(one.what, 2)) for one in found] == [("SF-DATA-ROW", "d.json:20", True)]
+    assert [number for number in range(3, 41) if gives(found[0].fix, number)] == [4, 6, 8, 10, 11, 12, 14, 16, 18]
     two = faults_of([{"text": "x"}, {"text": 3}, {"text": ""}, {"text": 4}])
-    assert ["; the same in row 4" in line for line in two] == [True, False]
-    assert [line.partition(":")[2][:9] for line in two] == ["20: row 2", "30: row 3"]
+    assert [gives(one.fix, 4) for one in two] == [True, False]
+    assert [(one.where, gives(one.what, row)) for row, one in enumerate(two, 2)] == [
+        ("d.json:20", True),
+        ("d.json:30", True),
+    ]
 
 
 def test_twin_told_one_by_one_they_are_many(monkeypatch):
@@ -213,8 +212,8 @@ def test_twin_told_one_by_one_they_are_many(monkeypatch):
 def test_all_kinds_of_faults_are_counted_and_the_first_are_listed():
     found = faults_of({"text": "x"} if number % 2 else {f"field{number}": "x"} for number in range(40))
     assert len(found) == 9
-    assert found[0].startswith("d.json:10: row 1: ")
-    assert found[-1] == "d.json: 12 more rows have faults"
+    assert (found[0].where, found[-1].where) == ("d.json:10", "d.json")
+    assert gives(found[-1].what, 12)
 
 
 TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "human", "value": "u"}]}
@@ -252,10 +251,10 @@ def test_preferences_are_not_taken_for_answers():
 def test_unrecognised_columns_and_their_nearest_name():
     with pytest.raises(InputError) as caught:
         recognise(*rows({"instruction": "q", "outputs": "a"}), "d.json")
-    message = str(caught.value)
-    assert message.startswith("d.json:10: row 1 has no known format: it has 'instruction', 'outputs'")
-    assert "('outputs' looks like 'output')" in message
-    assert "alpaca: 'instruction', 'output'" in message
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.where) == ("SF-DATA-FORMAT", "d.json:10")
+    assert all(gives(fault.what, value) for value in (1, "'instruction'", "'outputs'", "'output'"))
+    assert gives(fault.fix, "alpaca")
 
 
 def test_unused_fields_are_told():
@@ -278,20 +277,15 @@ def test_a_function_of_the_user_reads_records():
         asked = [{"role": "user", "content": record["q"]}, {"role": "assistant", "content": record["a"]}]
         return {"messages": asked, "tools": [{"name": "f"}]} if record.get("tools") else asked
 
-    def fault(value) -> str:
-        with pytest.raises(InputError) as caught:
-            converted(rows({"q": "q"}), reader_with(lambda record: value, "answers"), "d.json")
-        return str(caught.value)
-
     read = reader_with(read_record, "answers")
     found = converted(rows({"story": "x"}, {"q": "q", "a": "a"}, {"q": "q", "a": "a", "tools": 1}), read, "d")
     assert [one.turns[0] for one in found] == [Turn("text", "x"), Turn("user", "q"), Turn("user", "q")]
     assert [(one.number, one.line, len(one.tools)) for one in found] == [(1, 10, 0), (2, 20, 0), (3, 30, 1)]
     with raises_fault("SF-DATA-ROW", "d.json:10"):
         converted(rows({"q": "q"}), read, "d.json")
-    assert "row 1: the function that reads records returned NoneType" in fault(None)
-    assert "row 1: the last turn is user" in fault([{"role": "user", "content": "q"}])
-    assert "row 1: has an empty 'text'" in fault("")
+    for value, said in ((None, "NoneType"), ([{"role": "user", "content": "q"}], "user"), ("", "'text'")):
+        with raises_fault("SF-DATA-ROW", "d.json:10", 1, said):
+            converted(rows({"q": "q"}), reader_with(lambda record, value=value: value, "answers"), "d.json")
 
 
 def test_twin_without_the_order_check_accepts_two_prompts_in_a_row(monkeypatch):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from helpers.converted_records import convert
+from helpers.faults import raises_fault
 from surefoot.data.formats import ToolCall, Turn, retag
 from surefoot.data.formats import supervised as sharegpt_module
 from surefoot.data.formats.supervised import read_messages
 from surefoot.data.sources.records import Row
-from surefoot.system.errors import InputError
 
 SHARED = Path(__file__).parents[4] / "shared/data/instruct"
 CALL = {"name": "add", "arguments": {"a": 1, "b": [2, None]}}
@@ -32,12 +32,6 @@ def sharegpt(*pairs: tuple[str, object], **more) -> dict:
 
 def one(value: dict, layout: str = "sharegpt"):
     return convert(rows(value), layout, "d.json")[0]
-
-
-def fault_of(value: dict, layout: str = "sharegpt") -> str:
-    with pytest.raises(InputError) as caught:
-        one(value, layout)
-    return str(caught.value)
 
 
 DIALOGUE = sharegpt(
@@ -102,7 +96,8 @@ def test_system_turn_or_field():
         assert one(record).turns[0] == Turn("system", "s")
     for record in (sharegpt(("system", " "), *pairs), sharegpt(*pairs, system=None), sharegpt(*pairs)):
         assert one(record).turns[0] == Turn("user", "q")
-    assert "has a 'system' field and a system turn" in fault_of(sharegpt(("system", "s"), *pairs, system="t"))
+    with raises_fault("SF-DATA-ROW", "d.json:1", 1, "'system'"):
+        one(sharegpt(("system", "s"), *pairs, system="t"), "sharegpt")
 
 
 @pytest.mark.parametrize("tools", [None, "", " ", "[]", []])
@@ -111,38 +106,41 @@ def test_no_tools(tools):
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    ("record", "said"),
     [
-        (sharegpt(("human", "q"), ("function_call", "add(1)")), "turn 2 has text in 'value' that is not JSON"),
-        (sharegpt(("human", "q"), ("function_call", "[]")), "turn 2 has no call in 'value'"),
-        (sharegpt(("human", "q"), ("function_call", '"x"')), "turn 2 call 1 is text, not an object"),
-        (sharegpt(("human", "q"), ("function_call", '{"name": "f"}')), "turn 2 call 1 has no 'arguments'"),
-        (sharegpt(("human", "q"), ("function_call", '{"arguments": {}}')), "turn 2 call 1 has no 'name'"),
-        (sharegpt(("human", "q"), ("function_call", '{"name": "f", "arguments": [1]}')), "turn 2 call 1 has a list in"),
-        (sharegpt(("human", "q"), ("function_call", '{"name": "f", "name": "g"}')), "turn 2 has text in 'value'"),
-        (sharegpt(("human", "q"), ("gpt", "a"), tools="{"), "has text in 'tools' that is not JSON"),
-        (sharegpt(("human", "q"), ("gpt", "a"), tools="{}"), "'tools' is an object, not a list of tools"),
-        (sharegpt(("human", "q"), ("gpt", "a"), tools=[{"type": "function"}]), "tool 1 has no 'name'"),
-        (sharegpt(("human", "q"), ("gpt", "a"), tools=["add"]), "tool 1 is text, not an object"),
-        (sharegpt(("human", "q"), ("gtp", "a")), "turn 2 has the unknown role 'gtp'; did you mean 'gpt'?"),
-        (sharegpt(("human", "q"), ("gpt", "a"), ("human", "r")), "the last turn is user: there is no answer to learn"),
-        (sharegpt(("human", "q"), ("human", "r"), ("gpt", "a")), "turn 2 is user, but assistant was expected"),
-        (sharegpt(("gpt", "a"), ("human", "q"), ("gpt", "b")), "turn 1 is assistant, but user was expected"),
-        (sharegpt(("human", "q"), ("observation", "r"), ("gpt", "b")), "turn 2 is tool, but assistant was expected"),
-        (sharegpt(("human", ["q"]), ("gpt", "b")), "turn 1 has a list in 'value', where text is required"),
+        (sharegpt(("human", "q"), ("function_call", "add(1)")), (2, "value")),
+        (sharegpt(("human", "q"), ("function_call", "[]")), (2, "value")),
+        (sharegpt(("human", "q"), ("function_call", '"x"')), (2, 1)),
+        (sharegpt(("human", "q"), ("function_call", '{"name": "f"}')), (2, 1, "arguments")),
+        (sharegpt(("human", "q"), ("function_call", '{"arguments": {}}')), (2, 1, "name")),
+        (sharegpt(("human", "q"), ("function_call", '{"name": "f", "arguments": [1]}')), (2, 1)),
+        (sharegpt(("human", "q"), ("function_call", '{"name": "f", "name": "g"}')), (2, "value")),
+        (sharegpt(("human", "q"), ("gpt", "a"), tools="{"), ("tools",)),
+        (sharegpt(("human", "q"), ("gpt", "a"), tools="{}"), ("tools",)),
+        (sharegpt(("human", "q"), ("gpt", "a"), tools=[{"type": "function"}]), ("tool", 1, "name")),
+        (sharegpt(("human", "q"), ("gpt", "a"), tools=["add"]), ("tool", 1)),
+        (sharegpt(("human", "q"), ("gtp", "a")), (2, "gtp", "gpt")),
+        (sharegpt(("human", "q"), ("gpt", "a"), ("human", "r")), ("user",)),
+        (sharegpt(("human", "q"), ("human", "r"), ("gpt", "a")), (2, "user", "assistant")),
+        (sharegpt(("gpt", "a"), ("human", "q"), ("gpt", "b")), (1, "assistant", "user")),
+        (sharegpt(("human", "q"), ("observation", "r"), ("gpt", "b")), (2, "tool", "assistant")),
+        (sharegpt(("human", ["q"]), ("gpt", "b")), (1, "value")),
     ],
 )  # fmt: skip
-def test_faults_name_turn_and_field(record, message):
-    assert fault_of(record).startswith(f"d.json:1: row 1: {message}")
+def test_faults_name_turn_and_field(record, said):
+    with raises_fault("SF-DATA-ROW", "d.json:1", 1, *said):
+        one(record, "sharegpt")
 
 
 def test_calls_are_the_assistants():
     record = {
         "messages": [{"role": "user", "content": "q", "tool_calls": [CALL]}, {"role": "assistant", "content": "a"}]
     }
-    assert "turn 1 has tool calls, but its role is user" in fault_of(record, "messages")
+    with raises_fault("SF-DATA-ROW", "d.json:1", 1, "user"):
+        one(record, "messages")
     silent = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": []}]}
-    assert "turn 2 has an empty 'content'" in fault_of(silent, "messages")
+    with raises_fault("SF-DATA-ROW", "d.json:1", 1, 2, "'content'"):
+        one(silent, "messages")
 
 
 def test_tags_are_a_renaming():

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.faults import gives, raises_fault
 from surefoot.data.sources import records as rows
 from surefoot.data.sources import text
 from surefoot.data.sources.records import Row, Source, open_file, parse_bytes, parse_rows
-from surefoot.system.errors import InputError
+from surefoot.system.errors import Fault, InputError
 
 GOOD = [{"instruction": f"q{number}", "output": f"ä{number}\u2028"} for number in range(4)]
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in GOOD)
@@ -26,10 +27,11 @@ def parse(data: str | bytes, name: str = "d.jsonl", **wishes) -> list[Row]:
     return parse_rows(Source(name, kind, "", lambda: parse_bytes(name, kind, content), **wishes))
 
 
-def fault_of(data: str | bytes, name: str = "d.jsonl") -> str:
+def fault_of(data: str | bytes, name: str = "d.jsonl") -> Fault:
     with pytest.raises(InputError) as caught:
         parse(data, name)
-    return str(caught.value)
+    (fault,) = caught.value.faults
+    return fault
 
 
 def test_lines_and_lists_give_the_same_rows_with_their_lines():
@@ -66,73 +68,72 @@ def test_missing_folder_and_suffix(tmp_path):
 def test_malformed_line_is_named_with_its_column(number):
     lines = LINES.split("\n")
     lines[number - 1] = lines[number - 1].replace('"output":', '"output"')
-    message = fault_of("\n".join(lines))
-    assert message.startswith(f"d.jsonl:{number}:32: malformed JSON: expecting ':' delimiter (near ")
+    with raises_fault("SF-DATA-ROW", f"d.jsonl:{number}:32", "JSON"):
+        parse("\n".join(lines))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_malformed_record_of_a_list_is_named_with_its_line(number):
     lines = LIST.split("\n")
     lines[4 * number - 1] = lines[4 * number - 1].replace('"output":', '"output"')
-    assert fault_of("\n".join(lines), "d.json").startswith(f"d.json:{4 * number}:14: malformed JSON")
+    with raises_fault("SF-DATA-ROW", f"d.json:{4 * number}:14", "JSON"):
+        parse("\n".join(lines), "d.json")
 
 
 def test_last_line_cut_at_every_byte():
     data = LINES.encode()
     start = data.rindex(b"{")
     for end in range(start + 1, len(data) - 1):
-        message = fault_of(data[:end])
-        assert message.startswith("d.jsonl:4"), (end, message)
-        assert "the file ends in the middle of" in message, (end, message)
+        fault = fault_of(data[:end])
+        assert (fault.where.split(":")[:2], gives(fault.fix, "truncated")) == (["d.jsonl", "4"], True), (end, fault)
     assert parse(data[:-1]) == parse(data)
 
 
 def test_list_cut_at_every_byte():
     data = LIST.encode()
     for end in range(1, len(data) - 1):
-        assert "the file ends in the middle of" in fault_of(data[:end], "d.json"), data[:end]
+        assert gives(fault_of(data[:end], "d.json").fix, "truncated"), data[:end]
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "message"),
+    ("data", "name", "where", "code", "said"),
     [
-        ("", "d.jsonl", "d.jsonl: contains no records"),
-        ("\n \r\n\n", "d.jsonl", "d.jsonl: contains no records"),
-        ("  \n", "d.json", "d.json: contains no records"),
-        ("[]", "d.json", "d.json: contains no records"),
-        (LINES.replace("ä2", "ä2\ufffd").encode().replace(b"\xef\xbf\xbd", b"\xe9"), "d.jsonl", "d.jsonl:3: byte 0xe9"),
-        (LINES.encode("latin-1", "replace"), "d.jsonl", "d.jsonl:1: byte 0xe4 at offset 33 is not UTF-8"),
-        (LINES.encode("utf-16"), "d.jsonl", "d.jsonl:1: is UTF-16; save the file as UTF-8"),
-        ('{"a": 1, "b": 2, "a": 3}', "d.jsonl", "d.jsonl:1: the record that starts here has the key 'a' twice"),
-        ('{}\n{"a": {"b": 1, "b": 1}}', "d.jsonl", "d.jsonl:2: the record that starts here has the key 'b' twice"),
-        ('[\n{},\n{"a": 1,\n"a": 3}]', "d.json", "d.json:3: the record that starts here has the key 'a' twice"),
-        ('{"a": NaN}', "d.jsonl", "d.jsonl:1: the record that starts here holds NaN"),
-        ('{"a": -Infinity}', "d.jsonl", "d.jsonl:1: the record that starts here holds -Infinity"),
-        ('{"a": 1e999}', "d.jsonl", "d.jsonl:1: the record that starts here holds 1e999"),
-        ('{"a": ' + "9" * 5000 + "}", "d.jsonl", "d.jsonl:1: the record that starts here holds a number with too many"),
-        ('{}\n{"a": ' + "[" * 100_000, "d.jsonl", "d.jsonl:2: the record that starts here is nested"),
-        ("{}\n" + "[" * 100_000, "d.jsonl", "d.jsonl:2: the record that starts here is nested too deeply"),
-        ('{"a": "x\\ud800"}', "d.jsonl", "d.jsonl:1: the record that starts here holds half of a character"),
-        ('{}\n{"a": ["\\u0000"]}', "d.jsonl", "d.jsonl:2: the record that starts here holds NUL"),
-        ('{"\\udc00": 1}', "d.jsonl", "d.jsonl:1: the record that starts here holds half of a character"),
-        ('{"a": "x\0"}', "d.jsonl", "d.jsonl:1:9: malformed JSON: invalid control character"),
-        ('{"a": 1}', "d.json", "d.json:1:1: the file does not hold a list of records"),
-        ('"text"', "d.json", "d.json:1:1: the file does not hold a list of records"),
-        ('[{},\n"text"]', "d.json", "d.json:2: record 2 is text, not an object"),
-        ("{}\n[{}]", "d.jsonl", "d.jsonl:2: record 2 is a list, not an object"),
-        ("{}\nnull\n", "d.jsonl", "d.jsonl:2: record 2 is null, not an object"),
-        ("{} {}\n", "d.jsonl", "d.jsonl:1:4: text after the end of the record"),
-        ("[{}] []", "d.json", "d.json:1:6: text after the end of the list"),
-        ("[{} {}]", "d.json", "d.json:1:5: a comma or ] is missing after a record"),
-        ("[{},]", "d.json", "d.json:1:5: malformed JSON: expecting value"),
-        ("garbage\n{}\n", "d.jsonl", "d.jsonl:1:1: malformed JSON: expecting value (near 'garbage')"),
-        ("{}\ngarbage", "d.jsonl", "d.jsonl:2:1: malformed JSON: expecting value (near 'garbage')"),
+        ("", "d.jsonl", "d.jsonl", "SF-DATA-EMPTY", ()),
+        ("\n \r\n\n", "d.jsonl", "d.jsonl", "SF-DATA-EMPTY", ()),
+        ("  \n", "d.json", "d.json", "SF-DATA-EMPTY", ()),
+        ("[]", "d.json", "d.json", "SF-DATA-EMPTY", ()),
+        (LINES.encode().replace(b"\xa42", b"\xa42\xe9"), "d.jsonl", "d.jsonl:3", "SF-DATA-FILE", ("0xe9",)),
+        (LINES.encode("latin-1", "replace"), "d.jsonl", "d.jsonl:1", "SF-DATA-FILE", ("0xe4", 33)),
+        (LINES.encode("utf-16"), "d.jsonl", "d.jsonl:1", "SF-DATA-FILE", ("UTF-16",)),
+        ('{"a": 1, "b": 2, "a": 3}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ("a",)),
+        ('{}\n{"a": {"b": 1, "b": 1}}', "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", ("b",)),
+        ('[\n{},\n{"a": 1,\n"a": 3}]', "d.json", "d.json:3", "SF-DATA-ROW", ("a",)),
+        ('{"a": NaN}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ("NaN",)),
+        ('{"a": -Infinity}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ("Infinity",)),
+        ('{"a": 1e999}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ("1e999",)),
+        ('{"a": ' + "9" * 5000 + "}", "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ()),
+        ('{}\n{"a": ' + "[" * 100_000, "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", ()),
+        ("{}\n" + "[" * 100_000, "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", ()),
+        ('{"a": "x\\ud800"}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ()),
+        ('{}\n{"a": ["\\u0000"]}', "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", ("NUL",)),
+        ('{"\\udc00": 1}', "d.jsonl", "d.jsonl:1", "SF-DATA-ROW", ()),
+        ('{"a": "x\0"}', "d.jsonl", "d.jsonl:1:9", "SF-DATA-ROW", ()),
+        ('{"a": 1}', "d.json", "d.json:1:1", "SF-DATA-ROW", ()),
+        ('"text"', "d.json", "d.json:1:1", "SF-DATA-ROW", ()),
+        ('[{},\n"text"]', "d.json", "d.json:2", "SF-DATA-ROW", (2,)),
+        ("{}\n[{}]", "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", (2,)),
+        ("{}\nnull\n", "d.jsonl", "d.jsonl:2", "SF-DATA-ROW", (2, "null")),
+        ("{} {}\n", "d.jsonl", "d.jsonl:1:4", "SF-DATA-ROW", ()),
+        ("[{}] []", "d.json", "d.json:1:6", "SF-DATA-ROW", ()),
+        ("[{} {}]", "d.json", "d.json:1:5", "SF-DATA-ROW", ()),
+        ("[{},]", "d.json", "d.json:1:5", "SF-DATA-ROW", ()),
+        ("garbage\n{}\n", "d.jsonl", "d.jsonl:1:1", "SF-DATA-ROW", ("garbage",)),
+        ("{}\ngarbage", "d.jsonl", "d.jsonl:2:1", "SF-DATA-ROW", ("garbage",)),
     ],
 )  # fmt: skip
-def test_faults_in_one_line(data, name, message):
-    found = fault_of(data, name)
-    assert found.startswith(message)
-    assert "\n" not in found
+def test_faults_in_one_line(data, name, where, code, said):
+    with raises_fault(code, where, *said):
+        parse(data, name)
 
 
 @settings(max_examples=300, deadline=None)
