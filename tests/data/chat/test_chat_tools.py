@@ -27,7 +27,6 @@ from surefoot.data.chat.render import call_ids, messages
 from surefoot.data.chat.templates import make_template, templates_to_try
 from surefoot.data.formats import Conversation, RowFault, ToolCall, Turn
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
-from surefoot.system.errors import InputError
 
 FAMILIES = ("llama3.1", "qwen", "qwen3", "mistral")
 CALL_TEXT = {
@@ -92,7 +91,7 @@ def test_thoughts_are_learned_in_every_answer():
     assert learned(encoder, ids, mask) == [f"{first.content}<|im_end|>", f"{second.content}<|im_end|>"]
     alone = Conversation((USER, first))
     assert ids_and_mask(template, encoder, alone, None)[0] == of_transformers("qwen3", alone)
-    assert "changes earlier answers" in template.dialogue_notes[0]
+    assert len(template.dialogue_notes) == 1
 
 
 def test_ids_count_the_calls_and_results_take_them_in_order():
@@ -161,19 +160,17 @@ class TestFile:
         assert learned(encoder, ids, mask) == ["Here it is.<|im_end|>"]
 
     @pytest.mark.parametrize(
-        ("source", "line"),
+        ("source", "place", "said"),
         [
-            ("{% for m in messages %}\n{{ m.content }}", ":2: "),
-            ("\n\n{{ 1 / 0 }}", ":3: "),
-            ("\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ":2: "),
-            ("nothing", ": "),
+            ("{% for m in messages %}\n{{ m.content }}", ":2", ("end",)),
+            ("\n\n{{ 1 / 0 }}", ":3", ("division",)),
+            ("\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ":2", ("1,000,000",)),
+            ("nothing", "", ("(user)",)),
         ],
     )
-    def test_a_fault_names_the_file_and_its_line(self, tmp_path, source, line):
-        with pytest.raises(InputError) as caught:
+    def test_a_fault_names_the_file_and_its_line(self, tmp_path, source, place, said):
+        with raises_fault("SF-DATA-TEMPLATE", f"{tmp_path / 'own.jinja'}{place}", *said):
             self.make(tmp_path, source)
-        assert str(caught.value).startswith(f"{tmp_path / 'own.jinja'}{line}")
-        assert "\n" not in str(caught.value)
 
     def test_a_missing_or_unreadable_file_is_one_line(self, tmp_path):
         with raises_fault("SF-FILE-MISSING", f"{tmp_path}/no.jinja"):

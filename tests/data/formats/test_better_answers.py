@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.examples import prepare_examples
@@ -37,7 +37,7 @@ def test_the_better_answers_are_learned(prepared):
     data, tokenizer = prepared("preference")
     texts = [tokenizer.decode(data.train[n].ids[data.train[n].supervised], skip_special_tokens=True) for n in range(6)]
     assert [text.strip() for text in texts] == [f"better {n}" for n in range(6)]
-    assert "the better answers are learned" in data.audit.source.layout_reason
+    assert gives(data.audit.source.layout_reason, "better")
     assert data.rows_per_item == 1
 
 
