@@ -94,7 +94,7 @@ def test_what_is_flushed_is_there_and_what_is_not_may_be_gone(tmp_path, seeded):
         durable.write_text(run / "a", "old")
         recording.mark("a")
         (run / "b").write_text("never flushed")
-        durable.append_line(run / "log", "one")
+        durable.append_lines(run / "log", "one")
     found = states(recording.log, seeded, tmp_path)
     assert all(dict(state)["a"] == b"old" for state in found)
     assert (("a", b"old"),) in found

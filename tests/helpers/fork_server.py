@@ -268,5 +268,5 @@ def _arm(
     generate.next_logits = counted_at("rollout", generate.next_logits)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
-    durable.append_line = counted(durable.append_line, save=False)
+    durable.append_lines = counted(durable.append_lines, save=False)
     return counts

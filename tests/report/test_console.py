@@ -274,7 +274,7 @@ def test_a_log_that_a_copy_shares_is_made_its_own(tmp_path):
 def test_twin_a_log_of_two_names_is_written_through_both(tmp_path):
     (tmp_path / "kept.log").write_text("before\n")
     os.link(tmp_path / "kept.log", tmp_path / "run.log")
-    durable.append_line(tmp_path / "run.log", "after")
+    durable.append_lines(tmp_path / "run.log", "after")
     assert (tmp_path / "kept.log").read_text() == "before\nafter\n"
 
 

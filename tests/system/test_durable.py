@@ -127,7 +127,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 
 def test_append_line_is_all_or_nothing(tmp_path, monkeypatch):
     path = tmp_path / "log"
-    durable.append_line(path, "one")
+    durable.append_lines(path, "one")
 
     class Full(io.FileIO):
         """Takes two bytes at a time and is full after four."""
@@ -145,13 +145,13 @@ def test_append_line_is_all_or_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr("builtins.open", open_)
     with refused(errno.ENOSPC, path):
-        durable.append_line(path, "two and more")
+        durable.append_lines(path, "two and more")
     Full.room = 100
-    durable.append_line(path, "short writes add up")
+    durable.append_lines(path, "short writes add up")
     monkeypatch.undo()
     assert path.read_text() == "one\nshort writes add up\n"
     with pytest.raises(ValueError, match="line end"):
-        durable.append_line(path, "a\nb")
+        durable.append_lines(path, "a\nb")
 
 
 def test_staged_folder_appears_whole(tmp_path, calls):
@@ -231,7 +231,7 @@ def test_a_log_that_is_no_file_of_its_own_takes_no_line(tmp_path, make):
     run.mkdir()
     make(run / "run.log", other)
     with refused(errno.ELOOP, run / "run.log"):
-        durable.append_line(run / "run.log", "one")
+        durable.append_lines(run / "run.log", "one")
     assert other.read_text() == "years of work"
     assert files_under(tmp_path) == ["run", "run/run.log", "thesis.txt"]
 

@@ -178,8 +178,7 @@ class _Log:
             if self._has_plan():
                 with suppress(EnvironmentFault, OSError):
                     durable.make_folders(self._path.parent)
-                    for text in self._waiting.decode("utf-8", "replace").splitlines():
-                        durable.append_line(self._path, text)
+                    durable.append_lines(self._path, *self._waiting.decode("utf-8", "replace").splitlines())
                 self._waiting.clear()
 
     def _has_plan(self) -> bool:

@@ -205,9 +205,15 @@ _LEFT_TO_TRANSFORMERS = frozenset({"backbone", "buffers"})
 
 def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every weight of a model with this config, including a tied head, without allocating."""
-    with quiet_libraries(), torch.device("meta"):
-        model = auto_class(config).from_config(config)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    key = config.to_json_string(use_diff=False)
+    if key not in _EXPECTED:
+        with quiet_libraries(), torch.device("meta"):
+            model = auto_class(config).from_config(config)
+        _EXPECTED[key] = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return _EXPECTED[key]
+
+
+_EXPECTED: dict[str, dict[str, tuple[int, ...]]] = {}  # by config; a run asks at its plan and when it loads the weights
 
 
 def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Recognised | None:

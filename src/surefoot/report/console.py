@@ -118,7 +118,7 @@ class Console:
         if self._log is None:
             self._unlogged += lines
         else:
-            self._write(lines)
+            durable.append_lines(self._log, *lines)
 
     def log_to(self, path: Path) -> None:
         """Append to run.log from now on, starting with the lines so far. Ends a line that was cut short by a kill."""
@@ -126,14 +126,9 @@ class Console:
         if path.is_file() and path.stat().st_nlink > 1:
             durable.copy_file(path, path)  # do not write into a copy of the folder made by hard links
         if path.exists() and _ends_within_a_line(path):
-            durable.append_line(path, "")
-        self._write(self._unlogged)
+            durable.append_lines(path, "")
+        durable.append_lines(path, *self._unlogged)
         self._unlogged = []
-
-    def _write(self, lines: list[str]) -> None:
-        assert self._log is not None
-        for line in lines:
-            durable.append_line(self._log, line)
 
 
 def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) -> Console:

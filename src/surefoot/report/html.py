@@ -86,7 +86,7 @@ def _hash(text: str) -> str:
 
 def _printable(value: Any) -> Any:
     """Replace control characters by visible escapes, such as ANSI codes and text direction marks."""
-    if isinstance(value, Markup) or not isinstance(value, str):
+    if isinstance(value, Markup) or not isinstance(value, str) or value.isprintable():
         return value
     return "".join(letter if _is_shown(letter) else letter.encode("unicode_escape").decode() for letter in value)
 

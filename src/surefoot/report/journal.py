@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add a line to a file that `rewrite` has left without damage."""
-    durable.append_line(path, _json(record))
+    durable.append_lines(path, _json(record))
 
 
 def read(path: Path, kind: str, is_sound: Callable[[Record], bool] = lambda record: True) -> list[Record]:

@@ -1,4 +1,4 @@
-"""The identity of a run: hashes of config, data, tokenizer, template and base model, and the environment.
+"""The identity of a run: hashes of data, tokenizer, template and base model, and the environment.
 
 Resuming with another data file or base model under the same name is refused (exit 4). Another library version or thread
 count only ends the guarantee of bit-equality, and a warning says so.
@@ -20,7 +20,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
-from surefoot.config.load import dump_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
 from surefoot.models.folder import base_fingerprint, resolve_folder, safetensors_files, tensor_places
@@ -51,7 +50,6 @@ def run_identity(
     stage's."""
     return {
         "objective": objective,
-        "config": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "data": data.audit.source.content,
         "eval_data": data.eval_audit.source.content if data.eval_audit else None,
         "tokenizer": data.tokenizer_sha256,

@@ -97,17 +97,17 @@ def filling(path: Path) -> Iterator[FileIO]:
         yield file
 
 
-def append_line(path: Path, text: str) -> None:
-    """Append one line to a log, completely or not at all.
+def append_lines(path: Path, *lines: str) -> None:
+    """Append lines to a log, completely or not at all.
 
-    It survives the end of this process at once, but a power failure only after `flush`.
+    They survive the end of this process at once, but a power failure only after `flush`.
     """
-    if "\n" in text:
+    if any("\n" in line for line in lines):
         raise ValueError("a line holds no line end")
     with faults_named(Path(path)), disk.open_end(path) as file:
         start = file.seek(0, os.SEEK_END)
         try:
-            write_all(file, f"{text}\n".encode())
+            write_all(file, "".join(f"{line}\n" for line in lines).encode())
         except OSError:
             disk.truncate(file, start)  # otherwise the next line would follow half of this one
             raise
