@@ -61,14 +61,12 @@ class Source:
         return RoleFacts(self.path, self.base, facts_of(self.folder), own)
 
 
-def find_source(path: str, base: Path, key: str) -> Source:
-    """Of a reward model that the config names.
+def find_source(path: str, key: str) -> Source:
+    """Of a reward model that the config names. Its head and tokenizer are not looked at; `checked_source` did, for the
+    plan.
 
     path: a run's folder, a merged model's or a hub id.
-    base: folder of the policy's base.
     key: of the config, for faults.
-
-    Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's.
     """
     try:
         own_base, saved = find_parts(path, None)
@@ -77,9 +75,21 @@ def find_source(path: str, base: Path, key: str) -> Source:
             [replace(one, where=key, what=f"{one.where} {one.what}") for one in error.faults]
         ) from None
     trained = saved.folder if saved else own_base
-    value_head_tensors(trained)
-    _check_tokenizer(trained, own_base, base, key)
     return Source(path, own_base, saved, _known(own_base, saved_bos_scale(trained, own_base, saved_plan(trained))))
+
+
+def checked_source(path: str, base: Path, key: str) -> Source:
+    """`find_source`, for a model that nothing has looked at yet.
+
+    base: folder of the policy's base.
+
+    Raises InputError for a model without a value head, and for one whose tokenizer is not the policy's.
+    """
+    source = find_source(path, key)
+    trained = source.saved.folder if source.saved else source.folder
+    value_head_tensors(trained)
+    _check_tokenizer(trained, source.folder, base, key)
+    return source
 
 
 def _check_tokenizer(trained: Path, own_base: Path, base: Path, key: str) -> None:

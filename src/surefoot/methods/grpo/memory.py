@@ -3,10 +3,9 @@ of rollouts without spread. Saved in checkpoints: numbers in state.json, tensors
 
 Answers without a score are left out and counted; if they exceed a twentieth of the run's answers, the run ends. Groups
 in which all answers have the same score teach nothing. If no group of `patience` rollouts in a row has any spread, a
-caution
-follows, and the run ends after as many again if none ever had any: the prompts are too hard or too easy, or the reward
-distinguishes nothing. If there was spread before, the run ends after ten times `patience`: the policy has collapsed,
-and will not recover. A policy whose scores are the best of the run has solved its task, and goes on.
+caution follows, and the run ends after as many again if none ever had any: the prompts are too hard or too easy, or the
+reward distinguishes nothing. If there was spread before, the run ends after ten times `patience`: the policy has
+collapsed, and will not recover. A policy whose scores are the best of the run has solved its task, and goes on.
 
 A run that ends without a group with spread, or without a non-zero gradient, has learned nothing and publishes nothing
 (`GroupMemory.check_end`).
@@ -25,14 +24,13 @@ from surefoot.data.batching.groups import GroupEpisode, groups_from_tensors, gro
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.methods.method import Notify
 from surefoot.methods.ppo.holds import too_many_left_out
-from surefoot.system.errors import Diverged, Fault, IntegrityError, NothingLearned
+from surefoot.methods.rollouts import require_same, under
+from surefoot.system.errors import Diverged, Fault, NothingLearned
 from surefoot.training.report import StepReport
 
 _EPISODES, _AHEAD = "episodes.", "ahead.{}."
-_NEVER, _LOST = (
-    2,
-    10,
-)  # multiples of `patience`: rollouts without spread that end a run that never had any, or once had some
+# Multiples of `patience`: rollouts without spread that end a run that never had any, or once had some.
+_NEVER, _LOST = 2, 10
 _NOTHING = "SF-NOTHING-LEARNED"
 _NO_SPREAD = "look at what grpo.rewards tell apart, take prompts neither too hard nor too easy, or raise grpo.group"
 _CUT = "lower optim.lr or grpo.epochs, or widen grpo.clip_low and grpo.clip_high"
@@ -117,15 +115,12 @@ class GroupMemory:
         records = numbers.pop("records")
         waiting = numbers.pop("ahead", [])
         numbers.setdefault("moved", True)  # earlier versions did not record it
-        for key, then in numbers["made_with"].items():
-            if self.numbers.made_with.get(key) != then:
-                what = "is not what the run began with"
-                raise IntegrityError(Fault(key, what, "restore it, or start another run", code="SF-RESUME-CHANGED"))
+        require_same(self.numbers.made_with, then=numbers["made_with"])
         self.numbers, self._step = Numbers(**numbers), step
-        self.episodes = groups_from_tensors(_part(tensors, _EPISODES), records)
+        self.episodes = groups_from_tensors(under(_EPISODES, tensors), records)
         self.ahead = {
             one["rollout"]: (
-                groups_from_tensors(_part(tensors, _AHEAD.format(one["rollout"])), one["records"]),
+                groups_from_tensors(under(_AHEAD.format(one["rollout"]), tensors), one["records"]),
                 Figures(**one["figures"]),
             )
             for one in waiting
@@ -249,7 +244,3 @@ class GroupMemory:
             raise NothingLearned(Fault(f"step {step}", f"nothing was learned: {what}", fix, code=_NOTHING))
         elif again >= _LOST * self._patience:
             raise Diverged(Fault(f"step {step}", what, fix, code="SF-GRPO"))
-
-
-def _part(tensors: Mapping[str, torch.Tensor], start: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)}

@@ -19,9 +19,8 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.methods.grpo.rollout import Passes
 from surefoot.methods.method import Built, LoadedModels, RunInputs
 from surefoot.methods.policy import policy_alone
-from surefoot.methods.reward_source import Source, find_source, frozen_type, policy_base
+from surefoot.methods.reward_source import Source, checked_source, find_source, frozen_type, policy_base
 from surefoot.methods.rollouts import answered_batches
-from surefoot.models.folder import resolve_folder
 from surefoot.models.modes import inference_mode
 from surefoot.models.peft import PeftModel
 from surefoot.models.ppo_models import last_values
@@ -51,12 +50,14 @@ def find_roles(config: RunConfig, base: Path) -> Roles:
 
     Raises InputError for a model that is none, or has another tokenizer.
     """
-    return Roles(policy_base(config, base), rewards=tuple(one.facts for one in _sources(config, base)))
+    named: Mapping[str, str] = config.grpo.reward_models
+    found = [checked_source(path, base, key) for path, key in named.items()]
+    return Roles(policy_base(config, base), rewards=tuple(one.facts for one in found))
 
 
 def build_grpo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
     """The policy, with the frozen adapters of reward models over its base."""
-    placed = enumerate(zip(_sources(config, base), plan.reward_models, strict=True))
+    placed = enumerate(zip(_sources(config), plan.reward_models, strict=True))
     saved = {_adapter(number): one.saved for number, (one, where) in placed if where.value == _ADAPTER}
     if saved:
         assert isinstance(policy, PeftModel)
@@ -68,14 +69,8 @@ def build_grpo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) 
 
 
 def open_reward_models(run: RunInputs, loaded: LoadedModels) -> tuple[RewardModel, ...]:
-    config, plan = run.config, run.plan
-    if not config.grpo.reward_models:
-        return ()
-    sources = _sources(config, resolve_folder(config.model.path, config.model.revision, weights=True))
-    return tuple(
-        _open(source, number, where.value, plan, loaded)
-        for number, (source, where) in enumerate(zip(sources, plan.reward_models, strict=True))
-    )
+    placed = enumerate(zip(_sources(run.config), run.plan.reward_models, strict=True))
+    return tuple(_open(source, number, where.value, run.plan, loaded) for number, (source, where) in placed)
 
 
 def model_scores(model: RewardModel, answers: Sequence[Rollout], how: Passes) -> list[float | None]:
@@ -108,6 +103,6 @@ def _adapter(number: int) -> str:
     return f"reward_{number}"
 
 
-def _sources(config: RunConfig, base: Path) -> list[Source]:
+def _sources(config: RunConfig) -> list[Source]:
     named: Mapping[str, str] = config.grpo.reward_models
-    return [find_source(name, base, key) for name, key in named.items()]
+    return [find_source(path, key) for path, key in named.items()]

@@ -36,7 +36,7 @@ from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribu
 from surefoot.methods.reference import ReferenceModel
 from surefoot.methods.rewards.answers import LOST, Answers, Score
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
-from surefoot.methods.rollouts import Prompts, Totals, answered_batches, as_table
+from surefoot.methods.rollouts import Prompts, Totals, answered_batches, as_table, by_answer
 from surefoot.methods.waiting import Waits
 from surefoot.models.modes import inference_mode
 from surefoot.models.rollout import Rollout
@@ -239,7 +239,7 @@ def compute_logprobs(
 
 def _pass(
     answers: Sequence[Rollout], asked: Sequence[ReferenceModel], how: Passes, temperature: float
-) -> Iterator[tuple[int, list[list[float]]]]:
+) -> Iterator[tuple[int, list[Sequence[float]]]]:
     """Yield, for this rank's share, (index, log-probabilities by each model)."""
     for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
         rows, tables = batch.to(how.device), []
@@ -248,12 +248,7 @@ def _pass(
         for one in asked:
             with inference_mode(one.model), one.use(), how.kernels(), how.forward():
                 tables.append(_logprobs(how.logits(one.model, rows), temperature, kept).tolist())
-        start = 0
-        for place in batch.examples:  # none in an empty batch
-            assert isinstance(place, int)
-            end = start + len(answers[place].response)
-            yield place, [numbers[start:end] for numbers in tables]
-            start = end
+        yield from by_answer(batch, answers, tables)
 
 
 def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float, kept: torch.Tensor | None) -> torch.Tensor:

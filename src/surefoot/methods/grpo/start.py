@@ -33,8 +33,9 @@ from surefoot.methods.grpo.rollout import (
     with_groups,
     with_penalty,
 )
-from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts, policy_logits
+from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
 from surefoot.methods.losses.grpo import pass_at_k
+from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
@@ -280,7 +281,7 @@ class _Cycle:
         engine, settings = loaded.engine, loaded.settings
         return Passes(
             model=loaded.model,
-            logits=policy_logits,
+            logits=supervised_logits,
             take_drawn=self.memory.numbers.take_drawn,
             reference=self.reference,
             pad_id=plan.tokenizer.pad_id,

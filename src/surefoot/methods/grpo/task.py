@@ -1,23 +1,15 @@
 """GRPO's data: the prompts of each step, and checks that they can be scored.
 
-batch.size counts answers, so a step has batch.size / grpo.group prompts. The prompts, answers and random draws of a
-step are a function of seed and step; the model processes them once per cycle, at its first step
-(`surefoot.methods.grpo.start`).
+batch.size counts answers, so a step has batch.size / grpo.group prompts (`surefoot.methods.rollouts.prompts_task`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, PromptBatch
-from surefoot.data.batching.loader import prompt_batches
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
@@ -29,6 +21,7 @@ from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import Task
 from surefoot.methods.rewards.graders import COMPARING, expected_fault
 from surefoot.methods.rewards.terms import open_rewards
+from surefoot.methods.rollouts import prompts_task
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
@@ -103,37 +96,9 @@ def correction_of(config: RunConfig) -> Correction:
     return Correction(grpo.correction, grpo.correction_low, grpo.correction_high)
 
 
-def policy_logits(model: nn.Module, rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits [N, V] at the supervised positions, and their targets [N]."""
-    return supervised_logits(model, rows)
-
-
 def grpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of prompts under a plan; `start_grpo` adds the models."""
-    cycles, group = cycles_of(config, plan, data), config.grpo.group
-    lengths = data.train.lengths
-
-    def prompts(step: int) -> np.ndarray:
-        """Prompts of the step's groups."""
-        place = cycles.place(step)
-        return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
-
-    def step_batches(step: int) -> Sequence[PromptBatch]:
-        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
-
-    def step_places(step: int) -> np.ndarray:
-        """All prompts of a rollout if the step starts one."""
-        place = cycles.place(step)
-        return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
-
-    return Task(
-        objective=group_objective(settings_of(config), policy_logits),
-        data=data,
-        steps_per_epoch=cycles.steps_per_epoch,
-        step_batches=step_batches,
-        step_places=step_places,
-        step_tokens=lambda step: group * int(lengths[prompts(step)].sum()),  # how long answers will be is not known
-        eval_batches=None,
-        bounds={"ratio": config.grpo.ratio_bound},
-        begins_at=cycles.begins_at,
+    objective = group_objective(settings_of(config), supervised_logits)
+    return prompts_task(
+        config, plan, data, cycles_of(config, plan, data), objective, ratio_bound=config.grpo.ratio_bound
     )

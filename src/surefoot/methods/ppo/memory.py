@@ -36,7 +36,7 @@ from surefoot.methods.ppo.holds import (
     same_score,
     too_many_left_out,
 )
-from surefoot.system.errors import Fault, IntegrityError
+from surefoot.methods.rollouts import require_same, under
 from surefoot.training.report import StepReport
 
 _EPISODES, _AVERAGE = "episodes.", "average."
@@ -115,21 +115,12 @@ class PpoMemory:
             return
         numbers = dict(carried)
         records = numbers.pop("records")
-        for key, then in numbers["made_with"].items():
-            if self.numbers.made_with.get(key) != then:
-                raise IntegrityError(
-                    Fault(
-                        key,
-                        "is not what the run began with",
-                        "restore it, or start another run",
-                        code="SF-RESUME-CHANGED",
-                    )
-                )
+        require_same(self.numbers.made_with, then=numbers["made_with"])
         numbers.setdefault("asked", math.ceil(numbers["left_out"] / MOST_LEFT_OUT))  # older states lack the count
         self.numbers, self._step = Numbers(**numbers), step
-        self.episodes = episodes_from_tensors(_under(_EPISODES, tensors), records)
+        self.episodes = episodes_from_tensors(under(_EPISODES, tensors), records)
         if self._average is not None:
-            self._average.restore(_under(_AVERAGE, tensors))
+            self._average.restore(under(_AVERAGE, tensors))
 
     def take_drawn(self) -> None:
         """Use the engine's log-probabilities from the next rollout on. Saved, so that a resumed run does the same."""
@@ -233,10 +224,6 @@ _THEN = {
     "penalty": "learned from with the KL penalty alone, to come back",
     "all": "no rollout of this run had scores that vary",
 }
-
-
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class Average:

@@ -10,7 +10,9 @@ Equal bases are loaded once (`surefoot.planning.ppo`, `surefoot.methods.reward_s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,14 @@ from surefoot.config.schema import RunConfig
 from surefoot.methods.method import ACTOR, CRITIC, Built
 from surefoot.methods.policy import trained_dropout, write_policy
 from surefoot.methods.ppo.scores import reward_model
-from surefoot.methods.reward_source import Source, find_source, frozen_type, policy_base, weights_fingerprint
+from surefoot.methods.reward_source import (
+    Source,
+    checked_source,
+    find_source,
+    frozen_type,
+    policy_base,
+    weights_fingerprint,
+)
 from surefoot.models.adapters import ADAPTER, add_adapter
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
@@ -67,12 +76,11 @@ class _Critic:
 
 
 def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -> Built:
-    """Build actor, critic, reference and reward model around the policy, as planned. Raises InputError for a critic or
-    a reward model that is not a reward model, or has another tokenizer; EnvironmentFault if the critic's trained
-    parameters differ from the plan."""
+    """Build actor, critic, reference and reward model around the policy, as planned. Raises EnvironmentFault if the
+    critic's trained parameters differ from the plan."""
     ppo = plan.ppo
     assert ppo is not None
-    scored = reward_source(config, base)
+    scored = reward_source(config)
     trunk = SharedBackbone(policy) if isinstance(policy, PeftModel) else None
     critic = _critic(config, plan, ppo, trunk, policy, base)
     trunks = {critic.base: critic.trunk} if critic.trunk else {}
@@ -111,7 +119,7 @@ def build_ppo(config: RunConfig, plan: RunPlan, policy: nn.Module, base: Path) -
 def _critic(
     config: RunConfig, plan: RunPlan, ppo: PpoPlan, trunk: SharedBackbone | None, policy: nn.Module, base: Path
 ) -> _Critic:
-    begins = critic_source(config, base)
+    begins = critic_source(config)
     if ppo.critic.value == _APART:
         return _Critic(_whole_critic(begins, plan, policy, base))
     stands_on, of_policy = begins.base if begins else policy_base(config, base), policy_base(config, base)
@@ -231,16 +239,19 @@ def _load_critic(critic: _Critic, plan: RunPlan, folder: Path) -> None:
     load_value_head(part.model.v_head, folder)
 
 
-def critic_source(config: RunConfig, base: Path) -> Source | None:
+Find = Callable[[str, str], Source]  # path, key of the config
+
+
+def critic_source(config: RunConfig, find: Find = find_source) -> Source | None:
     """What the critic starts from; None: the policy, with a zero head."""
     path = config.ppo.critic or reward_model(config)
-    return None if path is None else find_source(path, base, "ppo.critic" if config.ppo.critic else "ppo.reward")
+    return None if path is None else find(path, "ppo.critic" if config.ppo.critic else "ppo.reward")
 
 
-def reward_source(config: RunConfig, base: Path) -> Source | None:
+def reward_source(config: RunConfig, find: Find = find_source) -> Source | None:
     """The reward model; None if scores come from a function or a server."""
     path = reward_model(config)
-    return None if path is None else find_source(path, base, "ppo.reward")
+    return None if path is None else find(path, "ppo.reward")
 
 
 def find_roles(config: RunConfig, base: Path) -> Roles:
@@ -250,7 +261,8 @@ def find_roles(config: RunConfig, base: Path) -> Roles:
 
     Raises InputError for a model that is not a reward model, or has another tokenizer.
     """
-    critic, reward = critic_source(config, base), reward_source(config, base)
+    find = cache(lambda path, key: checked_source(path, base, key))
+    critic, reward = critic_source(config, find), reward_source(config, find)
     return Roles(policy_base(config, base), critic and critic.facts, reward and reward.facts)
 
 

@@ -2,11 +2,10 @@
 
 Every rank generates answers to its own prompts; then all ranks share all answers, divide their scoring, and share all
 results. So all ranks compute the same rewards, advantages and holds, and each can learn from any episode.
-Log-probabilities
-are recomputed by the training code: otherwise ratios would start with the difference to the generating engine. If the
-    two
-were found to differ by rounding only (`surefoot.methods.ppo.checks.drawn_suffice`), the engine's are used, which saves
-the actor's pass over the answers.
+
+Log-probabilities are recomputed by the training code: otherwise ratios would start with the difference to the
+generating engine. If the two were found to differ by rounding only (`surefoot.methods.ppo.checks.drawn_suffice`), the
+engine's are used, which saves the actor's pass over the answers.
 
 Shapes: E episodes, R response tokens of the longest, n of one.
 """
@@ -34,7 +33,7 @@ from surefoot.methods.losses.ppo import (
 )
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.ppo.holds import Figures
-from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table
+from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table, by_answer
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
 from surefoot.training.ranks import gather_rows
@@ -169,8 +168,8 @@ def to_episodes(
 
 def pulled_back(prompts: Prompts, experience: Experience, terms: Terms, *, kl: float) -> tuple[Episode, ...]:
     """Make episodes with the KL penalty only, for a policy too far from its reference. The critic's values include
-    scores,
-    so they are not used, and the critic learns nothing: advantages are future penalties, returns its own values."""
+    scores, so they are not used, and the critic learns nothing: advantages are future penalties, returns its own
+    values."""
     silent = replace(
         experience,
         scores=experience.scores.where(~experience.scores.isfinite(), 0.0),
@@ -186,7 +185,7 @@ def pulled_back(prompts: Prompts, experience: Experience, terms: Terms, *, kl: f
 
 def _pass_through(
     answers: Sequence[Rollout], how: Scoring, temperature: float
-) -> Iterator[tuple[int, tuple[list[float], ...]]]:
+) -> Iterator[tuple[int, list[Sequence[float]]]]:
     """Yield, for this rank's share, (index, (log-probabilities of actor and reference, values, the reward model's
     score)). The actor's are empty if the engine's are used."""
     with how.models.inference():
@@ -201,9 +200,5 @@ def _pass_through(
                 tables.append(at_places(how.models.values(rows, places), rows).float())
                 scores = [] if how.score else how.models.scores(rows).tolist()
             lists = [[]] * how.take_drawn + [table.tolist() for table in tables]
-            start = 0
-            for row, place in enumerate(batch.examples):  # none in an empty batch
-                assert isinstance(place, int)
-                end = start + len(answers[place].response)
-                yield place, (*(numbers[start:end] for numbers in lists), scores[row : row + 1])
-                start = end
+            for row, (place, parts) in enumerate(by_answer(batch, answers, lists)):
+                yield place, [*parts, scores[row : row + 1]]

@@ -1,22 +1,19 @@
 """PPO's data: the prompts of each step, and the texts whose language-modelling loss is mixed in.
 
-The prompts, answers and random draws of a step are a function of seed and step; the models process them once per cycle,
-at its first step (`surefoot.methods.ppo.start`). Texts are read as SFT data, so answers are learned as answers and
-plain texts in full, as many per step as there are answers.
+Texts are read as SFT data, so answers are learned as answers and plain texts in full, as many per step as there are
+answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, PromptBatch
-from surefoot.data.batching.loader import micro_batches, prompt_batches
+from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.loader import micro_batches
 from surefoot.data.batching.order import step_examples
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.data.prepare import PreparedData
@@ -26,38 +23,16 @@ from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.method import Task
 from surefoot.methods.ppo.scores import named_scorer, reward_model
+from surefoot.methods.rollouts import prompts_task
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
 def ppo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of prompts under a plan; `start_ppo` adds the models."""
-    cycles = cycles_of(config, plan, data)
-    lengths = data.train.lengths
-
-    def prompts(step: int) -> np.ndarray:
-        """Prompts of the step's answers."""
-        place = cycles.place(step)
-        return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
-
-    def step_batches(step: int) -> Sequence[PromptBatch]:
-        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
-
-    def step_places(step: int) -> np.ndarray:
-        """All prompts of a rollout if the step starts one."""
-        place = cycles.place(step)
-        return cycles.prompts(config.seed, place.rollout) if place.begins else prompts(step)
-
-    return Task(
-        objective=ppo_objective(settings_of(config), actor_logits, critic_values),
-        data=data,
-        steps_per_epoch=cycles.steps_per_epoch,
-        step_batches=step_batches,
-        step_places=step_places,
-        step_tokens=lambda step: int(lengths[prompts(step)].sum()),  # the lengths of answers are unknown
-        eval_batches=None,
-        bounds={"ratio": config.ppo.ratio_bound},
-        begins_at=cycles.begins_at,
+    objective = ppo_objective(settings_of(config), actor_logits, critic_values)
+    return prompts_task(
+        config, plan, data, cycles_of(config, plan, data), objective, ratio_bound=config.ppo.ratio_bound
     )
 
 
