@@ -26,6 +26,7 @@ import pytest
 from hypothesis import settings
 
 from helpers.blank_pictures import blank_pictures
+from helpers.fork_server import ForkServer
 from helpers.no_fsync import unflushed
 from helpers.python_on_path import served_python
 from helpers.tiers import representatives
@@ -72,6 +73,13 @@ def _blank_pictures(request):
     `pictures`. Children of the fork server do the same."""
     with nullcontext() if request.node.get_closest_marker("pictures") else blank_pictures():
         yield
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Runs commands in forks of a process that has everything loaded."""
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

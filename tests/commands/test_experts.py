@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers.faults import gives
-from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
 from helpers.zoo_modern import MODERN
 from surefoot.commands.main import main
@@ -36,12 +35,6 @@ ROWS = [
     for word in ("one", "two", "heron", "sky")
     for count in (1, 2, 4)
 ]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from helpers.fork_server import ForkServer
 from helpers.tiers import diagonal
 from helpers.tiny_models import tiny_llama
 
@@ -25,12 +24,6 @@ import alpaca_matrix  # noqa: E402 (found through the line above)
 REAL = ROOT.parent / "shared" / "data" / "instruct" / "alpaca_en_demo.json"
 SAMPLES = 16
 SHORT = {"batch": {"size": 4}, "duration": "3 epochs", "checkpoint": {"every": "1 epoch"}, "optim": {"lr": 5e-3}}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

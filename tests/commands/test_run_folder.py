@@ -13,19 +13,12 @@ import pytest
 
 from helpers import zoo
 from helpers.faults import prints_fault
-from helpers.fork_server import ForkServer
 from helpers.trained_runs import heron_config, heron_folder
 from surefoot.report.verification import verify_folder
 from surefoot.runs.run_folder import written_by_run
 from surefoot.system import durable
 from surefoot.system.durable import LOCK
 from surefoot.system.folders import MANIFEST
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

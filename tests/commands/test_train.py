@@ -18,7 +18,6 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
@@ -30,12 +29,6 @@ ROWS = [
     for word in ("one", "two", "heron", "sky")
     for k in (1, 2, 4)
 ]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,18 +11,11 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.faults import prints_fault
-from helpers.fork_server import ForkServer
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.config.yaml_reader import read_yaml
 
 ROWS = [{"instruction": f"Say sky {n} times.", "input": "", "output": "sky " * n} for n in range(1, 13)]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ docs/evidence/engines.md has them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
-from helpers.tiny_models import tiny_llama
+from helpers.tiny_models import tiny_judge, tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
 # of 3e-3.
@@ -99,10 +99,8 @@ MATRIX = representatives(
 def world(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("methods")
     tiny_llama(folder / "base")
-    tiny_llama(folder / "judge", seed=1, layers=3)
+    tiny_judge(folder / "judge", seed=1, layers=3)
     tiny_llama(folder / "teacher", seed=2, layers=3)
-    head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.zeros(1)}
-    save_file(head, folder / "judge" / "value_head.safetensors")
     words = ("one", "two", "heron", "sky", "trout", "answer")
     prompts = [{"prompt": f"Say {word} {number} times."} for number, word in enumerate(words)]
     answers = [" ".join([word] * (1 + number % 3)) for number, word in enumerate(words)]
@@ -124,12 +122,6 @@ def world(tmp_path_factory) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "score.py").write_text(SCORE)
     return folder
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as running:
-        yield running
 
 
 @dataclass(frozen=True)

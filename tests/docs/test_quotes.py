@@ -271,12 +271,6 @@ def test_every_link_leads_somewhere():
 
 
 @pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def finished(server, tmp_path_factory):
     """A working folder with a tiny model and two equal runs of two steps."""
     folder = tmp_path_factory.mktemp("finished")

@@ -15,7 +15,6 @@ from itertools import product
 import pytest
 import yaml
 
-from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
@@ -29,12 +28,6 @@ QUICK = [("dora", "fp16")]
 STEPS = 12  # 11 examples, 4 a step: 3 steps an epoch, the last of them short; 4 epochs
 KILLED = -9
 LOGGED_AFTER_THE_END = 12  # about so many lines of run.log follow the last write of the publication
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
-from helpers.tiny_models import tiny_llama
+from helpers.tiny_models import tiny_judge, tiny_llama
 from surefoot.report.verification import compare_folders
 from surefoot.system.durable import sha256_file, write_json
 from surefoot.training.manifest import sealed
@@ -29,21 +28,13 @@ def vowels(prompts, responses):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ppo")
     tiny_llama(folder / "base", attention_dropout=0.1)
     (folder / "score.py").write_text(SCORE)
     rows = [{"prompt": f"Say number {n}."} for n in range(11)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tiny_llama(folder / "judge", seed=1)
-    head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.zeros(1)}
-    save_file(head, folder / "judge" / "value_head.safetensors")
+    tiny_judge(folder / "judge", seed=1)
     return folder
 
 

@@ -10,7 +10,6 @@ import json
 import pytest
 import yaml
 
-from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.models.value_head import VALUE_HEAD_FILE
@@ -25,12 +24,6 @@ CASES = {
     "reward-lora": {"stage": "reward", "adapter": LORA, "reward": {"loss": "last", "center": 0.01}},
     "reward-full": {"stage": "reward", "reward": {"loss": "divergence", "center": 0.01}},
 }
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

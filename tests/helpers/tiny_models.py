@@ -7,8 +7,10 @@ ordinary ones under their real names, a BOS that the post-processor adds, EOS = 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -96,4 +98,13 @@ def tiny_llama(
         dtype=dtype,
     )
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def tiny_judge(folder: Path, *, weight: torch.Tensor | None = None, bias: float = 0.0, **keys: Any) -> Path:
+    """A reward model: `tiny_llama(folder, **keys)` with a value head. weight: [1, hidden]; None: from -1 to 1."""
+    tiny_llama(folder, **keys)
+    weight = torch.linspace(-1, 1, keys.get("hidden", 32))[None] if weight is None else weight
+    head = {"v_head.summary.weight": weight, "v_head.summary.bias": torch.tensor([bias])}
+    save_file(head, folder / "value_head.safetensors")
     return folder

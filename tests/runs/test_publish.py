@@ -7,7 +7,6 @@ import json
 import pytest
 
 from helpers.faults import raises_fault
-from helpers.fork_server import ForkServer
 from helpers.toy_model import save_checkpoint, toy_engine
 from helpers.trained_runs import heron_config, heron_folder
 from surefoot.runs import publish as module
@@ -65,12 +64,6 @@ def test_a_damaged_last_one_ends_the_run(run, best):
     code = "SF-CHECKPOINT-DAMAGED"
     with raises_fault(code, f"{run}/checkpoint-4/state.json", also=[(code, run)]):
         chosen_step(run, RunState(step=4, best=best), keep_best=True)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as running:
-        yield running
 
 
 @pytest.fixture

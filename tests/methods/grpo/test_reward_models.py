@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.faults import raises_fault
-from helpers.tiny_models import llama3_tokenizer, tiny_llama
+from helpers.tiny_models import llama3_tokenizer, tiny_judge, tiny_llama
 from surefoot.methods import table as kinds
 from surefoot.methods.grpo import reward_models, start
 from surefoot.planning.plan import Choice
@@ -34,9 +34,7 @@ def world(tmp_path_factory) -> Path:
     """A policy's base, a reward model that is an adapter over it, and one that is a model of its own."""
     folder = tmp_path_factory.mktemp("judged")
     tiny_llama(folder / "base")
-    tiny_llama(folder / "whole", seed=1, layers=3)
-    head = {"v_head.summary.weight": torch.linspace(-1, 1, 32)[None], "v_head.summary.bias": torch.ones(1)}
-    save_file(head, folder / "whole" / "value_head.safetensors")
+    tiny_judge(folder / "whole", bias=1.0, seed=1, layers=3)
     rows = [{"prompt": f"Say number {n}."} for n in range(12)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = [{"prompt": f"Say {n}.", "chosen": "a e i", "rejected": "b c d"} for n in range(12)]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import surefoot
 from helpers.tiers import representatives
-from helpers.tiny_models import tiny_llama
+from helpers.tiny_models import tiny_judge
 from surefoot.methods.open_model import open_reward
 
 
@@ -21,12 +20,7 @@ from surefoot.methods.open_model import open_reward
 def world(tmp_path_factory) -> Path:
     """A reward model, and its own opinion of ten pairs of answers."""
     folder = tmp_path_factory.mktemp("prior")
-    tiny_llama(folder / "reward")
-    head = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
-    save_file(
-        {"v_head.summary.weight": head, "v_head.summary.bias": torch.zeros(1)},
-        folder / "reward" / "value_head.safetensors",
-    )
+    tiny_judge(folder / "reward", weight=torch.randn(1, 32, generator=torch.Generator().manual_seed(0)))
     return folder
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.faults import gives
 from helpers.tiers import representatives
-from helpers.tiny_models import llama3_tokenizer, tiny_llama
+from helpers.tiny_models import llama3_tokenizer, tiny_judge, tiny_llama
 from helpers.toy_model import settings
 from surefoot.config.load import load_config
 from surefoot.data.batching.batch import Batch
@@ -320,10 +320,8 @@ def test_a_reward_for_another_stage_is_refused(world, tmp_path):
 
 def test_another_tokenizer_is_refused(world, tmp_path):
     other = tmp_path / "other"
-    tiny_llama(other)
+    tiny_judge(other)
     llama3_tokenizer(other, vocab_size=300)
-    head = {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)}
-    save_file(head, other / "value_head.safetensors")
     fault = failing(world, tmp_path / "run", None, InputError, reward=str(other))
     assert (fault.code, fault.where) == ("SF-TOKENIZER", "ppo.reward")
 

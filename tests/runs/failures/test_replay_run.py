@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from helpers import planted_crashes
 from helpers.faults import raises_fault
-from helpers.fork_server import ForkServer
 from helpers.planted_crashes import STEP
 from helpers.rollback_runs import rollback_world, write_config
 from helpers.tiers import representatives
@@ -29,12 +28,6 @@ from surefoot.training import loop as loop_module
 from surefoot.training.checkpoint import list_checkpoints
 
 KILLED, CRASHED = -9, -11
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
