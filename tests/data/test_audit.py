@@ -115,7 +115,8 @@ def test_bos_must_stand_exactly_where_it_was_planned(encoder, ids, case):
     text, mask, planned = WRONG_BOS[case]
     good = "bos 5 eot" if planned else "5 6 eot"
     data = dataset((numbers(good, ids), "..#"), (numbers(text, ids), mask))
-    assert fault_of(data, encoder, ids, bos_id=ids["bos"] if planned else None) == ("SF-DATA-TEMPLATE", "d.json:20", True)
+    found = fault_of(data, encoder, ids, bos_id=ids["bos"] if planned else None)
+    assert found == ("SF-DATA-TEMPLATE", "d.json:20", True)
 
 
 def test_a_bos_that_also_ends_answers_is_looked_for_at_the_start_only(encoder, ids):
