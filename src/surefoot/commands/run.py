@@ -16,7 +16,14 @@ import click
 from surefoot.commands.main import main
 from surefoot.commands.terminal import Invocation, echo
 from surefoot.commands.train import TrainFlags, checking, chosen_mode, train_translation
-from surefoot.commands.translate import WordsCommand, own_and_command, reading_options, translated_command
+from surefoot.commands.translate import (
+    WordsCommand,
+    dropping,
+    own_and_command,
+    reading_options,
+    trainer_script,
+    translated_command,
+)
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 
@@ -30,6 +37,7 @@ from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
 @click.option("--dry-run", is_flag=True, help="Plan, read the data and stop, without creating the run folder.")
+@dropping
 @checking
 @click.pass_context
 def run(
@@ -40,6 +48,7 @@ def run(
     overwrite: bool,
     quiet: bool,
     dry_run: bool,
+    drop: tuple[str, ...],
     check: int | None,
 ) -> int:
     """Run a command of another tool with surefoot.
@@ -47,6 +56,8 @@ def run(
     surefoot run -- CUDA_VISIBLE_DEVICES=0 llamafactory-cli train my-config.yaml
 
     surefoot run log_every=1 -- python finetune.py --base_model ...
+
+    surefoot run -- python train.py        (a script of your own that calls Trainer.train(): it is run up to there)
 
     Put surefoot's own keys before --, environment variables after it. surefoot translate shows how a command is
     translated.
@@ -57,6 +68,12 @@ def run(
     if flags := command_help(own_and_command(ctx, words)[1], reading_options()):
         _show_flags(*flags)
         return 0
+    own, command_words = own_and_command(ctx, words)
+    if (command := trainer_script(command_words)) is not None:
+        from surefoot.commands.take_over import train_script
+
+        taking = TrainFlags(mode, quiet=quiet, dry_run=dry_run, check=check)
+        return train_script(command_words, command, reading_options(allow_unknown=allow_unknown), own, drop, taking)
     found = translated_command(ctx, words, allow_unknown=allow_unknown)
     if mode is not None:
         kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,8 +21,11 @@ from surefoot.system.messages import shown_json
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
-    from surefoot.interop.launch import Options
+    from surefoot.interop.launch import Command, Options
     from surefoot.interop.translation import Translation
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class WordsCommand(click.Command):
@@ -56,6 +59,19 @@ def translated_command(ctx: click.Context, words: tuple[str, ...], *, allow_unkn
 
     own, command = own_and_command(ctx, words)
     return with_overrides(translate_command(command, reading_options(allow_unknown=allow_unknown)), own)
+
+
+def dropping(command: Handler) -> Handler:
+    """Decorator: `--drop NAME`, passed as `drop: tuple[str, ...]`."""
+    words = "Give up a part of a script that surefoot cannot take over, such as a callback. May be repeated."
+    return click.option("--drop", multiple=True, metavar="NAME", help=words)(command)
+
+
+def trainer_script(words: Sequence[str]) -> Command | None:
+    """Return the command that runs a script with a Trainer; None for the commands of known tools and for others."""
+    from surefoot.interop.registry import own_script
+
+    return own_script(words, reading_options())
 
 
 def reading_options(*, allow_unknown: bool = False) -> Options:
@@ -174,8 +190,16 @@ def values_checked(translation: Translation) -> None:
 @click.option(
     "--allow-unknown", is_flag=True, help="List arguments that the tool does not know instead of refusing them."
 )
+@dropping
 @click.pass_context
-def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_json: bool, allow_unknown: bool) -> None:
+def translate(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    out: Path | None,
+    as_json: bool,
+    allow_unknown: bool,
+    drop: tuple[str, ...],
+) -> None:
     """Translate a config of another tool, or a command after --, and list what was carried over and what was not.
 
     surefoot translate examples/llama3_lora_sft.yaml lora_rank=16
@@ -187,7 +211,12 @@ def translate(ctx: click.Context, words: tuple[str, ...], out: Path | None, as_j
     from surefoot.interop.registry import translate_file
     from surefoot.interop.translation import as_yaml, to_json
 
-    if is_command(ctx):
+    own, command_words = own_and_command(ctx, words)
+    if is_command(ctx) and (command := trainer_script(command_words)) is not None:
+        from surefoot.commands.take_over import translate_script
+
+        found = translate_script(command_words, command, reading_options(allow_unknown=allow_unknown), own, drop)
+    elif is_command(ctx):
         found = translated_command(ctx, words, allow_unknown=allow_unknown)
     else:
         options = reading_options(allow_unknown=allow_unknown)

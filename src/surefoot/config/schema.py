@@ -61,6 +61,8 @@ class AdapterConfig(AdapterShape):
     publish: Literal["adapter", "merged"] = "adapter"
     """What the run folder contains at the end: the adapter, or the whole model with the adapter merged in. Checkpoints
     always contain the adapter."""
+    initial: Annotated[Text | None, Field(examples=["runs/first"])] = None
+    """Folder or hub id of an adapter of the same shape whose weights training starts from. null: a new adapter."""
 
 
 class DataConfig(Section):

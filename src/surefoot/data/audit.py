@@ -165,7 +165,7 @@ def audit_dataset(
         tokens=int(dataset.lengths.sum()),
         supervised_tokens=proven.supervised,
         **_lengths(dataset),
-        bos=None if bos_id is None else _name(encoder, bos_id),
+        bos=_name(encoder, bos_id) if bos_id is not None and proven.has_bos else None,
         pad=_name(encoder, pad_id),
         stops=tuple(_name(encoder, number) for number in template.stop_ids),
         answers=proven.answers,

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from surefoot.data.sources.records import Kind, rows_per_item
-from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, STOP_LOST, TokenisedDataset
+from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, GIVEN, STOP_LOST, TokenisedDataset
 from surefoot.data.tokenize.encode import TrainOn
 from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.system.errors import Fault, InputError
@@ -30,11 +30,13 @@ class Proven:
     supervised: tokens with a label.
     answers: contiguous stretches of labels.
     closed: stretches that end with a stop token.
+    has_bos: every example begins with BOS and has no other at its start.
     """
 
     supervised: int
     answers: int
     closed: int
+    has_bos: bool
 
 
 def prove(
@@ -49,19 +51,21 @@ def prove(
     """Check BOS, PAD and the ends of answers in every example against the template.
 
     An answer truncated by max_length may lack its stop token; a text split into several examples has BOS in the first
-    one and the stop token in the last one.
+    one and the stop token in the last one. Records of token ids are trained as they are: their BOS and stop tokens are
+    only counted.
 
     bos_id: None if examples must have no BOS.
     """
     supervised = answers = closed = 0
+    has_bos = bos_id is not None
     for part in _parts(dataset):
-        _prove_bos(part, encoder, template, bos_id)
+        has_bos &= _prove_bos(part, encoder, template, bos_id)
         _prove_pad(part, encoder, pad_id, template.stop_ids)
         ends = _prove_ends(part, template, train_on)
         supervised += int(np.count_nonzero(part.mask))
         answers += len(ends)
         closed += int(ends.sum())
-    return Proven(supervised, answers, closed)
+    return Proven(supervised, answers, closed, has_bos)
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,11 @@ def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
     return found
 
 
-def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: int | None) -> None:
+def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: int | None) -> bool:
+    """Check BOS, and return whether every example begins with it."""
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
-        return
+        return False
     found = np.flatnonzero(part.ids == token)
     wanted = part.begins[part.flags & CONTINUES == 0]
     if template.repeats_bos or token in template.stop_ids:
@@ -120,9 +125,12 @@ def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: in
         wanted = wanted[:0]
     # BOS in wrong positions, and examples without BOS.
     wrong = np.setxor1d(found, wanted, assume_unique=True)
-    if len(wrong):
+    given = part.flags[part.owner(wrong)] & GIVEN > 0
+    if not given.all():
+        wrong = wrong[~given]
         should = "exactly once, at the start" if bos_id is not None else "nowhere"
         part.fail(wrong[0], f"BOS must appear {should}, but here it does not", "choose another data.template")
+    return not len(wrong)
 
 
 def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
@@ -148,7 +156,7 @@ def _prove_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarra
         closed = np.isin(np.arange(len(ends)), np.searchsorted(ends, stops))
     else:
         closed = np.isin(ends, stops, assume_unique=True)
-    cut = part.flags[owner] & (STOP_LOST | CONTINUED) > 0
+    cut = part.flags[owner] & (STOP_LOST | CONTINUED | GIVEN) > 0
     excused = np.append(owner[1:] == owner[:-1], False)[: len(owner)] & template.last_stops
     wrong = ends[~closed & ~cut & ~excused]
     if len(wrong):

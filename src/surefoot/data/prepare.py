@@ -24,6 +24,7 @@ from surefoot.data.tokenize.segments import Template, TextEncoder
 from surefoot.data.tokenize.sight import read_sight
 from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenise
 from surefoot.families.templates import OWN
+from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
@@ -201,7 +202,7 @@ def _for_evaluation(fault: Fault, template: str) -> Fault:
 
 def _dialogues(loaded: Sequence[LoadedSource]) -> list[SourceFacts]:
     """Return the facts of all files except plain texts."""
-    return [facts for one in loaded for _, facts in one.files if facts.layout != "text"]
+    return [facts for one in loaded for _, facts in one.files if facts.layout not in WITHOUT_TURNS]
 
 
 def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSource:
@@ -280,7 +281,9 @@ def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenisedDataset]]:
 def _main_template(loaded: Sequence[LoadedSource], settings: TokenizeSettings) -> Template:
     """Return the template of the first file with turns, or of the first file if all are plain texts."""
     files = [facts for one in loaded for _, facts in one.files]
-    return settings.template_called(next((facts for facts in files if facts.layout != "text"), files[0]).template)
+    return settings.template_called(
+        next((facts for facts in files if facts.layout not in WITHOUT_TURNS), files[0]).template
+    )
 
 
 @dataclass(frozen=True)

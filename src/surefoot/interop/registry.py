@@ -21,6 +21,7 @@ from surefoot.interop.llamafactory.tool import LLAMAFACTORY
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import asks_for_help, described
 from surefoot.interop.shared_rules import check_resumed
+from surefoot.interop.takeover import find_script
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import NO_LINES, ToolLog
 from surefoot.interop.torchtune import TORCHTUNE
@@ -59,6 +60,15 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
         raise command_error(command.program, "is a file, not a command", fix)
     known = ", ".join(tool.name for tool in tools())
     raise command_error(command.program, "is not a program that surefoot can translate", f"supported: {known}")
+
+
+def own_script(words: Sequence[str], options: Options) -> Command | None:
+    """Return the command if it runs a user's own script that calls `Trainer.train()`, else None."""
+    command = read_command(words, options)
+    if _tool_of_its_file(command, options) is not None:
+        return None
+    tool = next((tool for tool in tools() if tool.claims_command(command)), None)
+    return command if tool is SCRIPT and find_script(command, options) else None
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:

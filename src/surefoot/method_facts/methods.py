@@ -28,6 +28,7 @@ COUNTED: Mapping[Records, str] = MappingProxyType(
 
 FORMATS: Mapping[str, Records] = MappingProxyType(
     {
+        "tokens": "answers",
         "alpaca": "answers",
         "sharegpt": "answers",
         "messages": "answers",
@@ -40,6 +41,9 @@ FORMATS: Mapping[str, Records] = MappingProxyType(
     }
 )
 """Values of data.format with the record kind of each. `surefoot.data.formats.registry` reads them."""
+
+WITHOUT_TURNS = ("tokens", "text")
+"""Formats whose records no template formats."""
 
 
 def formats_for(records: Records) -> tuple[str, ...]:

@@ -151,6 +151,18 @@ def add_saved(model: PeftModel, saved: SavedAdapter, name: str) -> None:
     _load(model, saved, name)
 
 
+def start_from(model: PeftModel, saved: SavedAdapter) -> None:
+    """Give the model's new adapter the weights of a saved one. Raises InputError if that has another kind, scale or
+    shape."""
+    own, there = model.peft_config[ADAPTER], _config(saved)
+    for name in ("use_dora", "use_rslora", "r", "lora_alpha"):
+        if (mine := getattr(own, name)) != (theirs := getattr(there, name)):
+            what = f"has {name} {theirs}, but the run's adapter has {mine}"
+            fix = "give adapter.kind, rank, alpha and rslora the values of the saved adapter"
+            raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), what, fix, code="SF-ADAPTER-FIT"))
+    _load(model, saved, ADAPTER)
+
+
 def _config(saved: SavedAdapter) -> LoraConfig:
     return LoraConfig(task_type=TaskType.CAUSAL_LM, **saved.settings)
 

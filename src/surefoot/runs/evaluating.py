@@ -12,6 +12,7 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.prepare import PreparedData
+from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.methods.method import LoadedModels
 from surefoot.models.forward import causal_model
 from surefoot.report.observer import RunObserver, SilentObserver
@@ -27,9 +28,9 @@ from surefoot.training.report import EvalReport
 def check_answers(config: RunConfig, data: PreparedData) -> None:
     """Raise InputError if answers should be generated but the evaluation data is plain text without prompts."""
     keys = [("metrics.names", bool(config.metrics.names)), ("samples.count", config.samples.count > 0)]
-    texts = [one.source.file for one in data.eval_sources if one.source.layout == "text"]
+    texts = [one.source.file for one in data.eval_sources if one.source.layout in WITHOUT_TURNS]
     if texts:
-        what = f"answers need prompts, but {texts[0]} contains plain texts"
+        what = f"answers need prompts, but {texts[0]} contains texts without turns"
         fix = "leave it out, or evaluate on records with questions"
         if faults := [Fault(key, what, fix, code="SF-CONFIG-CONFLICT") for key, wanted in keys if wanted]:
             raise InputError(faults)

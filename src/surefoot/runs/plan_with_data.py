@@ -20,6 +20,7 @@ from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.templates import is_file
+from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.methods.sources import settled
 from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder
@@ -215,4 +216,4 @@ def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, token
 
 def is_on_texts(data: PreparedData) -> bool:
     """Whether no training record has turns."""
-    return data.audit.source.layout == "text"
+    return data.audit.source.layout in WITHOUT_TURNS

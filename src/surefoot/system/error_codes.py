@@ -296,6 +296,10 @@ CODES: dict[str, ErrorCode] = {
         "A setting of the other tool has no counterpart, or an invalid value.",
         "Remove it, or set the closest key of surefoot.",
     ),
+    "SF-TAKE-OVER": ErrorCode(
+        "What a script built is trained here with another loss or gradient than in the script, so it was not begun.",
+        "Compare the labels (`surefoot data`); a loss of the script's own cannot be taken over. Please report others.",
+    ),
     "SF-TRANSLATE-SCRIPT": ErrorCode(
         "The script does something that cannot be read from its text.",
         "Write a config: `surefoot init MODEL DATA` begins one.",

@@ -134,6 +134,17 @@ class Turn:
         return f"{self.content}\n{self.context}" if self.content and self.context else self.content or self.context
 
 
+class Tokens(NamedTuple):
+    """A record that its author has tokenised.
+
+    ids: token ids.
+    learned: for each, whether it has a label.
+    """
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A conversation.
@@ -144,6 +155,7 @@ class Conversation:
     images: the record's `images`: paths for the `<image>` marks in the texts, in order.
     pictures: the pictures of all `IMAGE`s in the texts, in order, after their files were opened.
     record: for a prompt, all fields of its record, which reward functions may use.
+    tokens: the record's own token ids; its only turn is then an empty text.
     """
 
     turns: tuple[Turn, ...]
@@ -154,6 +166,7 @@ class Conversation:
     images: tuple[str, ...] = ()
     pictures: tuple[Picture, ...] = ()
     record: Mapping[str, Any] | None = None
+    tokens: Tokens | None = None
 
 
 _FIRST = ("user",)

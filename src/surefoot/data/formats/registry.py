@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.formats.conversation import MARK, Conversation, Turn, filled, listed, read_images
@@ -40,6 +40,7 @@ from surefoot.data.formats.supervised import (
     read_messages,
     read_prompt_completion,
     read_sharegpt,
+    read_tokens,
 )
 from surefoot.data.sources.records import Kind, Row
 from surefoot.method_facts.losses import joined
@@ -101,6 +102,9 @@ _ALPACA = ("input", "system", "history", "images")
 LAYOUTS: Mapping[str, Layout] = joined(
     FORMATS,
     {
+        "tokens": Layout(
+            read_tokens, ("input_ids",), ("labels", "attention_mask", "completion_mask", "assistant_masks")
+        ),
         "messages": Layout(
             read_messages,
             ("messages",),
@@ -154,7 +158,7 @@ def conversations_of(row: Row, read: Reader) -> list[Conversation]:
     found = read(row.value)
     several = found if isinstance(found, tuple) else (found,)
     images = _images(row.value, several)
-    return [Conversation(one.turns, row.number, row.line, one.tools, one.good, images) for one in several]
+    return [replace(one, number=row.number, line=row.line, images=images) for one in several]
 
 
 def _images(record: Record, conversations: Sequence[Conversation]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
     sharegpt           {"conversations": [{"from", "value"}, …]}, with tools in roles of their own
     alpaca             {"instruction", "input", "output"}, optionally with "system" and "history"
     commonsense        alpaca with "answer", the short form of "output"
+    tokens             {"input_ids", "labels"}: token ids, as transformers' Trainer takes them
 
 `retag` renames the turns of files whose dataset_info.json has other names for roles (`tags`) to those of sharegpt.
 """
@@ -18,6 +19,7 @@ from typing import Any
 from surefoot.data.formats.conversation import (
     IMAGE,
     Conversation,
+    Tokens,
     Turn,
     check_order,
     field,
@@ -221,3 +223,42 @@ def _history(record: Mapping[str, Any]) -> list[Turn]:
             raise RowFault(f"pair {number} of 'history' holds an empty text", "remove the pair or fill it in")
         turns += [Turn("user", pair[0]), Turn("assistant", pair[1])]
     return turns
+
+
+_NO_LABEL = -100  # transformers' mark for a token that is not learned
+_MASKS = ("completion_mask", "assistant_masks")  # TRL's marks of learned tokens
+
+
+def read_tokens(record: Mapping[str, Any]) -> Conversation:
+    """Read {"input_ids"} with the optional fields of transformers' Trainer: "labels" (-100: not learned),
+    "attention_mask" (0: padding, which is dropped), and TRL's "completion_mask" and "assistant_masks". Without labels
+    and masks every token is learned."""
+    ids = _numbers(record, "input_ids")
+    columns = {
+        name: _numbers(record, name) for name in ("labels", "attention_mask", *_MASKS) if record.get(name) is not None
+    }
+    for name, values in columns.items():
+        if len(values) != len(ids):
+            raise RowFault(f"has {len(ids)} input_ids, but {len(values)} {name}")
+    kept = columns.get("attention_mask", [1] * len(ids))
+    labels = columns.get("labels", ids)
+    learned = [
+        label != _NO_LABEL and all(columns[name][place] for name in _MASKS if name in columns)
+        for place, label in enumerate(labels)
+    ]
+    for place, (number, label) in enumerate(zip(ids, labels, strict=True)):
+        if label not in (_NO_LABEL, number):
+            what = f"has the label {label} at token {place + 1}, whose id is {number}"
+            raise RowFault(what, "labels are the token's own id or -100; the shift by one is made in training")
+    tokens = [(number, mark) for number, mark, keep in zip(ids, learned, kept, strict=True) if keep]
+    if len(tokens) < 2 or not any(mark for _, mark in tokens[1:]):
+        raise RowFault("has no token to learn", "remove the row")
+    return Conversation((Turn("text", ""),), tokens=Tokens(*map(tuple, zip(*tokens, strict=True))))
+
+
+def _numbers(record: Mapping[str, Any], name: str) -> list[int]:
+    """Return a required list of whole numbers."""
+    values = field(record, name)
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise RowFault(f"has {kind_of(values)} in {name!r}, where a list of whole numbers is required")
+    return values

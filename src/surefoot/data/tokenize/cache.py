@@ -29,6 +29,7 @@ from surefoot.data.tokenize.dataset import (
     CONTINUED,
     CONTINUES,
     CONTROL_TEXT,
+    GIVEN,
     GOOD,
     PRINT,
     PROMPT_CUT,
@@ -234,7 +235,7 @@ def _flags(one: Encoded) -> int:
     cut = TRUNCATED * one.truncated + PROMPT_LOST * one.prompt_lost + STOP_LOST * one.stop_lost
     part = CONTINUES * one.continues + CONTINUED * one.continued
     cut += PROMPT_CUT * one.prompt_cut
-    return cut + part + CONTROL_TEXT * (one.control_texts > 0) + GOOD * one.good
+    return cut + part + CONTROL_TEXT * (one.control_texts > 0) + GOOD * one.good + GIVEN * one.given
 
 
 def _digest(files: Mapping[str, Any], record: Mapping[str, Any]) -> str:

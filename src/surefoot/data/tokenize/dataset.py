@@ -23,7 +23,9 @@ from surefoot.data.formats.conversation import Picture
 from surefoot.data.tokenize.sight import Sight
 
 # `flags`
-TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT = (1 << bit for bit in range(8))
+(TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT, GIVEN) = (
+    1 << bit for bit in range(9)
+)
 CHUNK = 4096  # examples per chunk in passes over all examples
 
 

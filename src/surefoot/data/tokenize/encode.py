@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats import Conversation, RowFault, each_row
 from surefoot.data.formats.conversation import Picture
 from surefoot.data.sources.records import Kind
 from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs, token_spans
@@ -78,6 +78,7 @@ class Encoded(NamedTuple):
     good: it is the better answer of a pair, or was judged good.
     fits: for a prompt: it has at most max_length tokens.
     fields: for a prompt: its record as JSON.
+    given: the record consisted of token ids.
 
     The caller drops examples without a supervised token.
     """
@@ -98,6 +99,7 @@ class Encoded(NamedTuple):
     fits: bool = True
     pictures: tuple[Picture, ...] = ()
     fields: bytes = b""
+    given: bool = False
 
     @property
     def usable(self) -> bool:
@@ -130,6 +132,9 @@ def encode(
 
     name: the file, for InputErrors.
     """
+    if any(one.tokens for one in conversations):
+        yield from each_row(conversations, lambda one: _given(one, how, template.stop_ids), name)
+        return
     if how.kind == "answers" and how.encoding == "whole":
         for start in range(0, len(conversations), _CHUNK):
             yield from _in_one_go(conversations[start : start + _CHUNK], template, how, name)
@@ -142,6 +147,20 @@ def encode(
     of_row = {"answers": _answered, "judged": _judged, "prompts": _prompted}[how.kind]
     for row in rows:
         yield from of_row(row, template, how)
+
+
+def _given(conversation: Conversation, how: EncodeSettings, stop_ids: Sequence[int]) -> Encoded:
+    """Return the example of a record of token ids, truncated at its end."""
+    assert conversation.tokens is not None
+    ids = np.array(conversation.tokens.ids, dtype=np.int64)
+    if ids.min() < 0 or ids.max() >= how.encoder.size:
+        number = next(number for number in conversation.tokens.ids if not 0 <= number < how.encoder.size)
+        what = f"has the token id {number}, but the tokenizer has {how.encoder.size} ids"
+        raise RowFault(what, "tokenise the data with the tokenizer of this model")
+    learned = np.array(conversation.tokens.learned, dtype=bool)
+    learned[0] = False  # nothing predicts the first token
+    whole = Encoded(ids.astype(np.uint32), learned, conversation.number, conversation.line, given=True)
+    return whole if len(ids) <= how.max_length else _without_end(whole, how.max_length, stop_ids)
 
 
 def _rows(conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str) -> Iterator[Row]:

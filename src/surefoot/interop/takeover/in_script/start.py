@@ -1,0 +1,148 @@
+"""Run a training script up to `Trainer.train()`, hand over what it built, and continue it after the training.
+
+    python -c 'from in_script.start import main; main()' READ WRITE SCRIPT [ARGUMENTS…]
+
+READ and WRITE are file descriptors of two pipes, with one JSON message a line:
+
+    script                                       surefoot
+    {"kind": "handed over", "folder": …}     ->
+                                             <-  {"kind": "loss", "rows": [0, 4, …]}
+    {"kind": "loss", "loss": …, "norm": …}   ->
+                                             <-  {"kind": "trained", "run": FOLDER, "steps": N, "loss": …}, or
+                                                 {"kind": "stop"}
+
+The folder, in the script's output_dir, has handover.json (settings and findings), model/ (config, weights and
+tokenizer), adapter/ for a PEFT model, train.jsonl and eval.jsonl (token ids and labels).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import inspect
+import json
+import os
+import random
+import runpy
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .handover import HandOver
+from .weights import load_trained, to_cpu
+
+FOLDER = "taken-over"
+"""Folder in the script's output_dir for what it hands over."""
+
+
+class Channel:
+    """The pipes to the parent. Both ends are inherited; a closed pipe ends the script."""
+
+    def __init__(self, read: int, write: int):
+        self._in, self._out = os.fdopen(read, "r"), os.fdopen(write, "w")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+    def receive(self) -> dict[str, Any]:
+        line = self._in.readline()
+        if not line:
+            raise SystemExit(1)
+        return json.loads(line)
+
+
+class TakeOver:
+    """Replaces `Trainer.train`."""
+
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._done = False
+
+    def train(self, trainer: Any, resume_from_checkpoint: Any = None, *ignored: Any, **more: Any) -> Any:
+        if self._done:
+            raise RuntimeError("surefoot takes over the first train() of a script; this is the second one")
+        self._done = True
+        with _unchanged_draws():
+            folder = Path(trainer.args.output_dir).resolve() / FOLDER
+            handed = HandOver(trainer, folder)
+            handed.write(resume_from_checkpoint)
+        self._channel.send({"kind": "handed over", "folder": str(folder)})
+        while True:
+            message = self._channel.receive()
+            if message["kind"] == "loss":
+                with _unchanged_draws():
+                    self._channel.send({"kind": "loss", **handed.loss_of(message["rows"])})
+                to_cpu(trainer.model)  # from here on the run needs the device
+            elif message["kind"] == "trained":
+                return _finish(trainer, Path(message["run"]), message["steps"], message["loss"])
+            else:
+                raise SystemExit(0)
+
+
+def _finish(trainer: Any, run: Path, steps: int, loss: float | None) -> Any:
+    """Load the trained weights into the script's model, and return what train() returns."""
+    from transformers.trainer_utils import TrainOutput
+
+    load_trained(trainer.model, run)
+    trainer.model.to(trainer.args.device)
+    trainer.state.global_step = steps
+    log = run / "trainer_log.jsonl"
+    trainer.state.log_history = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    return TrainOutput(steps, loss if loss is not None else float("nan"), {"train_loss": loss})
+
+
+@contextmanager
+def _unchanged_draws() -> Iterator[None]:
+    """Restore the random states of Python, NumPy and torch afterwards: the script may draw after train()."""
+    import numpy
+    import torch
+
+    before = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Replaces `Trainer.train` as soon as transformers.trainer is imported."""
+
+    NAME = "transformers.trainer"
+
+    def __init__(self, take_over: TakeOver):
+        self._take_over = take_over
+        self._loader: Any = None
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != self.NAME:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        take_over = self._take_over
+
+        def train(trainer: Any, *arguments: Any, **named: Any) -> Any:
+            return take_over.train(trainer, *arguments, **named)
+
+        train.__signature__ = inspect.signature(module.Trainer.train)  # type: ignore[attr-defined]
+        module.Trainer.train = train
+
+
+def main() -> None:
+    read, write, script, *arguments = sys.argv[1:]
+    sys.meta_path.insert(0, _Hook(TakeOver(Channel(int(read), int(write)))))
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")

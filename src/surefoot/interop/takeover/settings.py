@@ -1,0 +1,132 @@
+"""Turn what a script handed over into a surefoot config, with the rules for TRL's and transformers' settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from surefoot.config.dump import shown
+from surefoot.interop import trainer, trl
+from surefoot.interop.draft import Dialect, Draft
+from surefoot.interop.faults import script_fault
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.script.reader import LORA, PLAIN_TRAINER, QUANTISED, ROWS
+from surefoot.interop.settings import by_name
+from surefoot.interop.takeover.session import Taken
+from surefoot.interop.translation import Note, Translation
+from surefoot.interop.words import Word
+from surefoot.system.errors import InputError
+
+TOOL = "a script"
+RUN = "surefoot"
+"""Run folder in the script's output_dir."""
+
+_APPLIED = (
+    *("dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token", "max_length", "packing"),
+    *("max_seq_length", "truncation_mode", "shuffle_dataset", "packing_strategy", "eval_packing", "padding_free"),
+    *("pad_to_multiple_of", "completion_only_loss", "assistant_only_loss", "chat_template_path", "model_init_kwargs"),
+    *("trust_remote_code", "remove_unused_columns", "label_names", "num_of_sequences", "pad_token_id"),
+)
+"""Arguments that the script has applied: to its rows, its model and its tokenizer."""
+
+_SECRET = "hub_token"
+
+
+def translation_of(taken: Taken, command: Command, options: Options, dropped: Collection[str]) -> Translation:
+    """Return the config that trains what the script built.
+
+    dropped: names of what surefoot cannot take over and the user gives up.
+
+    Raises InputError for everything else that it cannot take over, and for settings that it does not support.
+    """
+    record = taken.record
+    refused = [one for one in record["refused"] if not (one["droppable"] and one["name"] in dropped)]
+    if refused:
+        raise InputError([_fault(one, command.program) for one in refused])
+    is_trl = record["trainer"] == "SFTTrainer"
+    own = by_name(*trl.ROWS.values(), *ROWS, *(() if is_trl else PLAIN_TRAINER))
+    rules = (
+        _data_rule(taken),
+        trl.set_adapter,
+        trainer.set_precision,
+        trl.set_weights,
+        trainer.set_checkpointing,
+        trainer.set_do_train,
+        *trainer.RULES,
+    )
+    facts = {**command.facts, **({"processes": record["devices"]} if record["devices"] > 1 else {})}
+    draft = Draft(
+        Dialect(TOOL, own, rules, trl.ALIASES),
+        list(_words(taken, own)),
+        Command(command.program, environment=command.environment, facts=facts),
+        options,
+    )
+    if "adapter" in record:
+        draft.set("adapter.initial", str(taken.folder / "adapter"))
+    found = draft.finish("train")
+    gone = [Note(one["name"], "listed", (), "given up by --drop", "") for one in record["refused"]]
+    noted = [Note(one["name"], "changed", (), one["what"], "") for one in record["noted"]]
+    return Translation(**{**vars(found), "notes": (*found.notes, *gone, *noted)})
+
+
+def _fault(one: Mapping[str, Any], script: str) -> Any:
+    fix = one["fix"] or (f"give it up with --drop {one['name']}" if one["droppable"] else "")
+    return script_fault(f"{script}: {one['name']}", one["what"], fix)
+
+
+def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
+    """Yield what the script's settings are, by value: those of the arguments that differ from the rows' defaults, and
+    unknown ones that differ from their own."""
+    record = taken.record
+    given = {**record["arguments"], "output_dir": f"{record['arguments']['output_dir']}/{RUN}"}
+    defaults = record["defaults"]
+    for name, value in given.items():
+        known = trl.ALIASES.get(name, name)
+        if known in _APPLIED or known == _SECRET or value in (None, [], {}, ""):
+            continue
+        if known not in rows and (name not in defaults or value == defaults[name]):
+            continue
+        if known in rows and value == rows[known].default:
+            continue
+        if known in ("fsdp_config", "deepspeed_plugin") and not given.get("fsdp"):
+            continue
+        yield Word(known, value, name, f"{name}={shown(value)}")
+    if record["resume"]:
+        yield Word("resume_from_checkpoint", True, "train()", "train(resume_from_checkpoint=…)")
+    yield Word("dtype", record["dtype"], "model", f"dtype={record['dtype']}")
+    yield from _of_adapter(record)
+    for name, known in QUANTISED.items():
+        if name in record.get("quantised", {}) and known in rows:
+            value = record["quantised"][name]
+            if value != rows[known].default:
+                yield Word(known, value, "model", f"{name}={shown(value)}")
+
+
+def _of_adapter(record: Mapping[str, Any]) -> Iterator[Word]:
+    if "adapter" not in record:
+        return
+    config = record["adapter"]
+    yield Word("use_peft", True, "model", "peft_config")
+    for name, known in LORA.items():
+        value = record["adapted"] if name == "target_modules" else config.get(name)
+        if name == "inference_mode" or value is None:
+            continue
+        yield Word(known, value, f"peft_config.{name}", f"{name}={shown(value)}")
+
+
+def _data_rule(taken: Taken) -> Any:
+    def rule(draft: Draft) -> None:
+        record = taken.record
+        draft.set("stage", "sft")
+        draft.set("model.path", str(taken.folder / "model"))
+        draft.set("data.train", {"path": str(taken.folder / "train.jsonl"), "format": "tokens"})
+        if record.get("eval_rows"):
+            draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": "tokens"})
+        draft.set("data.max_length", max(8, record["longest"]))
+        draft.set("data.train_on", "everything", why="the rows have their own labels")
+        for name in ("early_stopping_patience", "early_stopping_threshold"):
+            key = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}[name]
+            if draft[name] is not None and draft["early_stopping_patience"] is not None:
+                draft.set(f"early_stopping.{key}", draft[name], name)
+
+    return rule
