@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ LOSS_BOUND = 1e-4
 QUANTISED_BOUND = 1e-2
 """The same over a quantised base, whose products the script computes in 16 bits."""
 
+LossOf = Callable[[Sequence[int]], tuple[float, float]]
 _COMPARED = 4  # rows
 
 
@@ -53,7 +54,7 @@ def train_script(
         typed = invocation.typed
         mode = () if flags.mode is None else (f"--{flags.mode}",)
         invocation.typed = ("train", str(path), *mode)  # what ranks run, and what continues the run alone
-        _prove(session, taken, found)
+        prove(taken, found, session.loss_of)
         code = train_translation(found, flags, path)
         invocation.typed = typed
         if code != 0 or flags.dry_run or flags.check is not None:
@@ -93,14 +94,18 @@ def _translated(
     return taken, found, path
 
 
-def _prove(session: Session, taken: Taken, found: Translation) -> None:
-    """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step. Raises
-    InputError if they differ by more than the bound."""
+def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
+    """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step.
+
+    loss_of: indices into the script's data set -> its loss and gradient norm.
+
+    Raises InputError if they differ by more than the bound.
+    """
     from surefoot.commands.translate import checked
 
     config = checked(found)
     rows, loss, norm = _first_loss(config)
-    theirs = session.loss_of([taken.places[row - 1] for row in rows])
+    theirs = loss_of([taken.places[row - 1] for row in rows])
     bound = QUANTISED_BOUND if "quantised" in taken.record else LOSS_BOUND
     pairs = {"loss": (theirs[0], loss), "gradient norm": (theirs[1], norm)}
     apart = {name: abs(a - b) / max(abs(a), abs(b), 1e-12) for name, (a, b) in pairs.items()}

@@ -68,7 +68,9 @@ def own_script(words: Sequence[str], options: Options) -> Command | None:
     if _tool_of_its_file(command, options) is not None:
         return None
     tool = next((tool for tool in tools() if tool.claims_command(command)), None)
-    return command if tool is SCRIPT and find_script(command, options) else None
+    if tool is not SCRIPT and command.arguments:
+        return None  # a tool's script of that name; those need arguments
+    return command if find_script(command, options) else None
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:

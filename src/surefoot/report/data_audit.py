@@ -59,9 +59,10 @@ def record_facts(audit: AuditJson) -> dict[str, str]:
         parts.append(f"{continued:,} of them continue a text longer than one example")
     if audit.get("part"):
         parts.append(audit["part"])
+    template = "" if audit["format"] == "tokens" else f", template {audit['template']}"
     parts += [f"{audit['dropped']:,} dropped", f"{audit['truncated']:,} cut to length"]
     return {
-        "format": f"{audit['format']} ({audit['format_reason']}), template {audit['template']}",
+        "format": f"{audit['format']} ({audit['format_reason']})" + template,
         COUNTED.get(kind, "examples"): ", ".join(parts),
     }
 

@@ -204,9 +204,9 @@ def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, token
     """Set the training template as the tokenizer's chat template, so that other programs prompt the model as in
     training.
 
-    A run on plain texts trained no template and keeps the tokenizer's.
+    A run on plain texts or on token ids trained no template and keeps the tokenizer's.
     """
-    if is_on_texts(data):
+    if data.audit.source.layout in WITHOUT_TURNS:
         return
     bos = str(tokenizer.convert_ids_to_tokens(tokens.bos_id)) if tokens.bos.value and tokens.bos_id is not None else ""
     source = data.template.jinja(bos)
@@ -216,4 +216,4 @@ def carry_template(tokenizer: PreTrainedTokenizerBase, data: PreparedData, token
 
 def is_on_texts(data: PreparedData) -> bool:
     """Whether no training record has turns."""
-    return data.audit.source.layout in WITHOUT_TURNS
+    return data.audit.source.layout == "text"

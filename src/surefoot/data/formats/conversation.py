@@ -109,7 +109,8 @@ class ToolCall:
 class Turn:
     """One turn of a conversation, or a text.
 
-    role: system | user | assistant | tool, or "text" for a plain text without turns.
+    role: system | user | assistant | tool, "text" for a plain text without turns, or "tokens"
+        for a record of token ids.
     context: alpaca's `input`, else empty.
     calls: tool calls of an assistant turn; its content may then be empty.
     learned: False for an answer that the data marks as not to be learned.
@@ -155,7 +156,7 @@ class Conversation:
     images: the record's `images`: paths for the `<image>` marks in the texts, in order.
     pictures: the pictures of all `IMAGE`s in the texts, in order, after their files were opened.
     record: for a prompt, all fields of its record, which reward functions may use.
-    tokens: the record's own token ids; its only turn is then an empty text.
+    tokens: the record's own token ids; its only turn is then empty.
     """
 
     turns: tuple[Turn, ...]

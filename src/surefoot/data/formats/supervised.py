@@ -253,7 +253,7 @@ def read_tokens(record: Mapping[str, Any]) -> Conversation:
     tokens = [(number, mark) for number, mark, keep in zip(ids, learned, kept, strict=True) if keep]
     if len(tokens) < 2 or not any(mark for _, mark in tokens[1:]):
         raise RowFault("has no token to learn", "remove the row")
-    return Conversation((Turn("text", ""),), tokens=Tokens(*map(tuple, zip(*tokens, strict=True))))
+    return Conversation((Turn("tokens", ""),), tokens=Tokens(*map(tuple, zip(*tokens, strict=True))))
 
 
 def _numbers(record: Mapping[str, Any], name: str) -> list[int]:

@@ -6,9 +6,12 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 from surefoot.interop.faults import script_error
 from surefoot.interop.launch import Command, Options
 
+_POLL = 0.2  # seconds
 _HERE = Path(__file__).parent
 _START = f"import sys; sys.path.insert(0, {str(_HERE)!r}); from in_script.start import main; del sys.path[0]; main()"
 _TRAINS = re.compile(r"\b\w*Trainer\b[\s\S]*\.train\(")  # a Trainer, and a call of train()
@@ -56,25 +60,35 @@ class Session:
         words: the command line as typed; names the Python.
         command: the same, without what starts the script.
         """
-        theirs, ours = os.pipe(), os.pipe()
         self._script = command.program
-        self._process = subprocess.Popen(
-            [_python(words), "-c", _START, str(theirs[0]), str(ours[1]), command.program, *command.arguments],
-            env={**os.environ, **command.environment},
-            pass_fds=(theirs[0], ours[1]),
-        )
-        os.close(theirs[0])
-        os.close(ours[1])
-        self._out, self._in = os.fdopen(theirs[1], "w"), os.fdopen(ours[0])
+        with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, socket.socket(socket.AF_UNIX) as listening:
+            path = f"{folder}/socket"
+            listening.bind(path)
+            listening.listen(1)
+            listening.settimeout(_POLL)
+            self._process = subprocess.Popen(
+                [_python(words), "-c", _START, path, command.program, *command.arguments],
+                env={**os.environ, **command.environment},
+            )
+            self._socket = self._connected(listening)
+        self._in, self._out = self._socket.makefile("r"), self._socket.makefile("w")
+
+    def _connected(self, listening: socket.socket) -> socket.socket:
+        while True:
+            try:
+                return listening.accept()[0]
+            except TimeoutError:
+                if (code := self._process.poll()) is not None:
+                    raise script_error(self._script, f"its Python did not start (exit code {code})") from None
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._out.close()  # a script that waits for an answer ends
-        self._in.close()
-        if self._process.poll() is None:
-            self._process.wait()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # a script that waits for an answer ends
+        self._socket.close()
+        self._process.wait()
 
     def taken(self) -> Taken:
         """Wait until the script calls train(), and return what it handed over. Raises InputError if it ends before."""

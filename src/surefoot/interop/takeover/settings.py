@@ -17,7 +17,7 @@ from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
 
-TOOL = "a script"
+TOOL = "Trainer"
 RUN = "surefoot"
 """Run folder in the script's output_dir."""
 

@@ -1,8 +1,8 @@
 """Run a training script up to `Trainer.train()`, hand over what it built, and continue it after the training.
 
-    python -c 'from in_script.start import main; main()' READ WRITE SCRIPT [ARGUMENTS…]
+    python -c 'from in_script.start import main; main()' SOCKET SCRIPT [ARGUMENTS…]
 
-READ and WRITE are file descriptors of two pipes, with one JSON message a line:
+SOCKET is the path of a Unix socket, with one JSON message a line:
 
     script                                       surefoot
     {"kind": "handed over", "folder": …}     ->
@@ -21,9 +21,9 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import json
-import os
 import random
 import runpy
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,10 +38,12 @@ FOLDER = "taken-over"
 
 
 class Channel:
-    """The pipes to the parent. Both ends are inherited; a closed pipe ends the script."""
+    """The connection to surefoot. The script ends when it is closed."""
 
-    def __init__(self, read: int, write: int):
-        self._in, self._out = os.fdopen(read, "r"), os.fdopen(write, "w")
+    def __init__(self, path: str):
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._in, self._out = self._socket.makefile("r"), self._socket.makefile("w")
 
     def send(self, message: Mapping[str, Any]) -> None:
         self._out.write(json.dumps(message) + "\n")
@@ -131,6 +133,9 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         self._loader.exec_module(module)
+        self.replace_train(module)
+
+    def replace_train(self, module: Any) -> None:
         take_over = self._take_over
 
         def train(trainer: Any, *arguments: Any, **named: Any) -> Any:
@@ -141,8 +146,12 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main() -> None:
-    read, write, script, *arguments = sys.argv[1:]
-    sys.meta_path.insert(0, _Hook(TakeOver(Channel(int(read), int(write)))))
+    path, script, *arguments = sys.argv[1:]
+    hook = _Hook(TakeOver(Channel(path)))
+    if (imported := sys.modules.get(_Hook.NAME)) is None:
+        sys.meta_path.insert(0, hook)
+    else:
+        hook.replace_train(imported)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
