@@ -32,6 +32,7 @@ FREE = {
     "samples.count",
     "samples.max_new_tokens",
     "adapter.publish",
+    "adapter.initial",
     "ppo.reward",
     "ppo.critic",
     "ppo.vllm_url",

@@ -59,7 +59,7 @@ def prove(
     supervised = answers = closed = 0
     has_bos = bos_id is not None
     for part in _parts(dataset):
-        has_bos &= _prove_bos(part, encoder, template, bos_id)
+        has_bos = _prove_bos(part, encoder, template, bos_id) and has_bos
         _prove_pad(part, encoder, pad_id, template.stop_ids)
         ends = _prove_ends(part, template, train_on)
         supervised += int(np.count_nonzero(part.mask))

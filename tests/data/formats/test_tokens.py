@@ -1,0 +1,102 @@
+"""Records of token ids: read as transformers' Trainer and TRL mark them, and trained as they are."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from helpers.faults import raises_fault
+from helpers.tiny_models import tiny_llama
+from surefoot.data.formats.conversation import Tokens
+from surefoot.data.formats.registry import recognise
+from surefoot.data.formats.rows import RowFault
+from surefoot.data.formats.supervised import read_tokens
+from surefoot.data.prepare import prepare_data
+from surefoot.data.sources.records import Row
+from surefoot.data.sources.resolve import SourceSpec
+from surefoot.models.load import load_tokenizer
+
+
+def prepared(folder, rows, **changes):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenizer = load_tokenizer(tiny_llama(folder / "model"))
+    settings = {
+        "template": "tokenizer",
+        "template_asked": False,
+        "tokenizer": tokenizer,
+        "bos_id": tokenizer.bos_token_id,
+        "pad_id": len(tokenizer) - 1,
+        "stop_ids": [tokenizer.eos_token_id],
+        "max_length": 16,
+        "max_samples": None,
+        "train_on": "responses",
+        "seed": 0,
+        "cache": folder / "cache",
+        **changes,
+    }
+    return prepare_data([SourceSpec(str(path))], None, **settings)
+
+
+@pytest.mark.parametrize(
+    ("record", "ids", "learned"),
+    [
+        ({"input_ids": [5, 6, 7]}, (5, 6, 7), (True, True, True)),
+        ({"input_ids": [5, 6, 7], "labels": [-100, -100, 7]}, (5, 6, 7), (False, False, True)),
+        # padding on either side
+        ({"input_ids": [0, 5, 6], "labels": [-100, 5, 6], "attention_mask": [0, 1, 1]}, (5, 6), (True, True)),
+        ({"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0]}, (5, 6), (True, True)),
+        # TRL's masks
+        ({"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}, (5, 6, 7), (False, True, True)),
+        ({"input_ids": [5, 6, 7], "assistant_masks": [0, 0, 1]}, (5, 6, 7), (False, False, True)),
+    ],
+)
+def test_ids_and_labels_are_those_of_the_record(record, ids, learned):
+    assert read_tokens(record).tokens == Tokens(ids, learned)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"input_ids": [5, 6, 7], "labels": [-100, 5, 6]},  # shifted by one: the trainer shifts
+        {"input_ids": [5, 6, 7], "labels": [-100, 6]},
+        {"input_ids": [5, 6, 7], "labels": [-100, -100, -100]},
+        {"input_ids": [5, 6, 7], "labels": [5, -100, -100]},  # nothing predicts the first token
+        {"input_ids": "5 6 7"},
+        {"input_ids": [5.0, 6.0]},
+    ],
+)
+def test_a_record_that_cannot_be_meant_is_refused(record):
+    with pytest.raises(RowFault):
+        read_tokens(record)
+
+
+def test_they_are_recognised_before_texts_that_they_were_made_from():
+    row = Row(1, 1, {"messages": [{"role": "user", "content": "Hi"}], "input_ids": [5, 6]})
+    assert recognise(row, "d.json")[0] == "tokens"
+
+
+def test_what_is_trained_is_what_the_record_has(tmp_path):
+    """No BOS is added, no stop token is asked for, and a long row loses its end."""
+    found = prepared(
+        tmp_path, [{"input_ids": [5, 6, 7, 8], "labels": [-100, 6, -100, 8]}, {"input_ids": list(range(5, 45))}]
+    )
+    one, two = found.train[0], found.train[1]
+    assert one.ids.tolist() == [5, 6, 7, 8]
+    assert one.supervised.tolist() == [False, True, False, True]
+    assert two.ids.tolist() == list(range(5, 21))
+    assert np.flatnonzero(~two.supervised).tolist() == [0]
+    assert (found.audit.truncated, found.audit.bos, found.audit.source.layout) == (1, None, "tokens")
+
+
+def test_twin_a_text_without_bos_is_refused_where_it_is_not_given_as_ids(tmp_path, monkeypatch):
+    monkeypatch.setattr("surefoot.data.tokenize.cache.GIVEN", 0)
+    with raises_fault("SF-DATA-TEMPLATE", f"{tmp_path / 'rows.jsonl'}:1"):
+        prepared(tmp_path, [{"input_ids": [5, 6, 7, 8]}])
+
+
+def test_an_id_that_the_tokenizer_lacks_is_named(tmp_path):
+    with raises_fault("SF-DATA-ROW", f"{tmp_path / 'rows.jsonl'}:2", 99999):
+        prepared(tmp_path, [{"input_ids": [5, 6]}, {"input_ids": [5, 99999]}])

@@ -1,0 +1,256 @@
+"""A script's training is taken over as the script built it, or what cannot be is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from helpers.faults import raises_fault, refused_settings
+from helpers.tiny_models import tiny_llama
+from surefoot.commands.take_over import prove
+from surefoot.interop.launch import Command, Options
+from surefoot.interop.takeover.in_script.handover import HandOver
+from surefoot.interop.takeover.session import Taken
+from surefoot.interop.takeover.settings import translation_of
+
+TEXTS = [f"number {number} is {('even', 'odd')[number % 2]}, said heron {number * 7}." for number in range(12)]
+SCRIPT = Command("train.py")
+
+
+class Texts(Dataset):
+    def __init__(self, tokenizer):
+        self.rows = [tokenizer(text) for text in TEXTS]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, place):
+        return {"input_ids": self.rows[place]["input_ids"], "attention_mask": self.rows[place]["attention_mask"]}
+
+
+class Packed(Texts):
+    def __getitem__(self, place):
+        ids = self.rows[place]["input_ids"]
+        return {"input_ids": ids, "labels": ids, "position_ids": [*range(4), *range(len(ids) - 4)]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("takeover") / "base")
+
+
+@pytest.fixture
+def build(base, tmp_path):
+    """Build a Trainer as a script would."""
+
+    def build(kind=Trainer, *, adapter=None, model=None, data=Texts, mlm=False, arguments=None, **more):
+        torch.manual_seed(0)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer.pad_token = tokenizer.eos_token
+        model = model or AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        if mlm:
+            tokenizer.mask_token = tokenizer.pad_token
+        settings = {"per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True, **(arguments or {})}
+        return kind(
+            model=get_peft_model(model, adapter) if adapter else model,
+            args=TrainingArguments(str(tmp_path / "out"), **settings),
+            train_dataset=data(tokenizer),
+            data_collator=None if data is Packed else DataCollatorForLanguageModeling(tokenizer, mlm=mlm),
+            processing_class=tokenizer,
+            **more,
+        )
+
+    return build
+
+
+def handed(trainer, folder: Path) -> tuple[Taken, HandOver]:
+    over = HandOver(trainer, folder)
+    over.write(None)
+    return Taken(folder, json.loads((folder / "handover.json").read_text())), over
+
+
+def translated(taken: Taken, *dropped: str):
+    return translation_of(taken, SCRIPT, Options(), dropped)
+
+
+def refused(taken: Taken) -> dict[str, bool]:
+    """Name -> whether it can be dropped."""
+    return {one["name"]: one["droppable"] for one in taken.record["refused"]}
+
+
+def proven(taken: Taken, over: HandOver) -> None:
+    def loss_of(places):
+        found = over.loss_of(places)
+        return found["loss"], found["norm"]
+
+    prove(taken, translated(taken), loss_of)
+
+
+@pytest.fixture
+def context():
+    """Of a command, which later faults are shown in."""
+    import click
+
+    from surefoot.commands.main import main
+
+    with click.Context(main):
+        yield
+
+
+ADAPTER = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.5)
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("adapter", [None, ADAPTER])
+def test_loss_and_gradient_are_the_scripts(build, tmp_path, adapter):
+    """The adapter's A is drawn by the script; its gradient norm comes out only if the weights were taken."""
+    proven(*handed(build(adapter=adapter), tmp_path / "taken"))
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_a_label_mask_shifted_by_one_is_found(build, tmp_path):
+    taken, over = handed(build(), tmp_path / "taken")
+    path = tmp_path / "taken/train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["labels"] = [-100, -100, *row["input_ids"][2:]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(Exception) as caught:
+        proven(taken, over)
+    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_a_prompt_added_twice_is_found(build, tmp_path):
+    taken, over = handed(build(), tmp_path / "taken")
+    path = tmp_path / "taken/train.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    doubled = [{key: values[:4] + values for key, values in row.items()} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in doubled))
+    record = {**taken.record, "longest": taken.record["longest"] + 4}
+    with pytest.raises(Exception) as caught:
+        proven(Taken(taken.folder, record), over)
+    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_an_adapter_with_other_weights_is_found(build, tmp_path, monkeypatch):
+    monkeypatch.setattr("surefoot.methods.policy.start_from", lambda model, saved: None)
+    with pytest.raises(Exception) as caught:
+        proven(*handed(build(adapter=ADAPTER), tmp_path / "taken"))
+    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
+
+
+def test_settings_are_taken_by_value(build, tmp_path):
+    chosen = {"learning_rate": 3e-4, "max_steps": 7, "gradient_accumulation_steps": 3, "weight_decay": 0.1, "seed": 5,
+              "lr_scheduler_type": "cosine", "warmup_steps": 2, "bf16": True, "max_grad_norm": 0.5}  # fmt: skip
+    stopping = EarlyStoppingCallback(2, 0.01)
+    taken, _ = handed(build(adapter=ADAPTER, arguments=chosen, callbacks=[stopping]), tmp_path / "taken")
+    config = translated(taken).config
+    assert config["optim"] == {
+        **config["optim"], "lr": 3e-4, "weight_decay": 0.1, "schedule": "cosine", "max_grad_norm": 0.5,
+    }  # fmt: skip
+    assert (config["seed"], config["duration"], config["batch"]) == (5, "7 steps", {"size": 12, "micro": 4})
+    assert config["precision"] == {"compute": "bf16", "base": "fp32"}
+    shape = {key: config["adapter"][key] for key in ("kind", "rank", "alpha", "dropout", "targets")}
+    assert shape == {"kind": "lora", "rank": 4, "alpha": 8, "dropout": 0.5, "targets": ["q_proj", "v_proj"]}
+    assert config["early_stopping"] == {"patience": 2, "min_delta": 0.01}
+    assert config["output"] == str(tmp_path / "out/surefoot")
+
+
+def test_a_default_of_another_version_is_taken_by_its_value(build, tmp_path):
+    taken, _ = handed(build(), tmp_path / "taken")
+    arguments = {**taken.record["arguments"], "weight_decay": 0.25}
+    record = {**taken.record, "arguments": arguments, "defaults": {**taken.record["defaults"], "weight_decay": 0.25}}
+    assert translated(Taken(taken.folder, record)).config["optim"]["weight_decay"] == 0.25
+
+
+def test_an_unknown_argument_is_refused_unless_it_has_its_default(build, tmp_path):
+    taken, _ = handed(build(), tmp_path / "taken")
+
+    def with_new(value):
+        arguments = {**taken.record["arguments"], "new_argument": value}
+        defaults = {**taken.record["defaults"], "new_argument": 1}
+        return translated(Taken(taken.folder, {**taken.record, "arguments": arguments, "defaults": defaults}))
+
+    with_new(1)
+    assert refused_settings(lambda: with_new(2)) == ["new_argument"]
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model, inputs, *arguments, **named):
+        return super().compute_loss(model, inputs, *arguments, **named)
+
+
+class Told(TrainerCallback):
+    pass
+
+
+def test_code_of_the_scripts_own_is_named_and_given_up_only_by_its_name(build, tmp_path):
+    taken, _ = handed(build(OwnLoss, callbacks=[Told()]), tmp_path / "taken")
+    assert refused(taken) == {"compute_loss": True, "Told": True}
+    with raises_fault("SF-TRANSLATE-SCRIPT", "train.py: Told", remedy=["Told"]):
+        translated(taken, "compute_loss")
+    assert {note.word for note in translated(taken, "compute_loss", "Told").notes} > {"compute_loss", "Told"}
+
+
+def test_a_collator_that_draws_is_refused_and_cannot_be_given_up(build, tmp_path):
+    taken, _ = handed(build(mlm=True), tmp_path / "taken")
+    assert refused(taken) == {"DataCollatorForLanguageModeling": False}
+    with raises_fault("SF-TRANSLATE-SCRIPT", "train.py: DataCollatorForLanguageModeling"):
+        translated(taken, "DataCollatorForLanguageModeling")
+
+
+def test_rows_of_several_texts_and_frozen_weights_are_refused(build, base, tmp_path):
+    packed, _ = handed(build(data=Packed), tmp_path / "packed")
+    assert refused(packed) == {"train_dataset": False}
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.model.embed_tokens.requires_grad_(False)
+    frozen, _ = handed(build(model=model), tmp_path / "frozen")
+    assert refused(frozen) == {"requires_grad": False}
+
+
+def test_weights_are_linked_where_they_are_those_of_the_file_and_saved_where_not(build, base, tmp_path):
+    linked, _ = handed(build(), tmp_path / "linked")
+    weights = tmp_path / "linked/model/model.safetensors"
+    assert weights.resolve() == (base / "model.safetensors").resolve()
+    assert "saved" not in linked.record
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    saved, _ = handed(build(model=model), tmp_path / "saved")
+    assert saved.record["saved"]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved/model")
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+
+
+def test_the_scripts_draws_and_weights_are_as_before(build, tmp_path):
+    trainer = build(adapter=ADAPTER)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    _, over = handed(trainer, tmp_path / "taken")
+    over.loss_of([0, 1])
+    after = trainer.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(one.grad is None for one in trainer.model.parameters())
+
+
+def test_files_of_others_are_not_replaced(build, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/notes.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        handed(build(), tmp_path / "taken")
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
