@@ -21,7 +21,7 @@ from transformers import (
 
 from helpers.faults import raises_fault, refused_settings
 from helpers.tiny_models import tiny_llama
-from surefoot.commands.take_over import prove
+from surefoot.commands.run import prove
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.takeover.in_script.handover import HandOver
 from surefoot.interop.takeover.session import Taken

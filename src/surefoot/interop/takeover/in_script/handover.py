@@ -117,7 +117,7 @@ class HandOver:
             return {}
         if is_random(self._rows, self._collate):
             what = "draws at random: the same row gives other tokens or labels"
-            self._refuse(type(self._collate).__name__, what)
+            self._refuse(type(trainer.data_collator).__name__, what)
             return {}
         trained = self._write_rows("train", self._rows, self._collate)
         facts = {"rows": len(self._rows), "places": trained.places, "longest": trained.longest}
