@@ -1,12 +1,13 @@
-"""Write a GGUF file from a model folder, by the `gguf` package: llama.cpp's names and layout, one tensor in memory at a
-time.
+"""Write a GGUF file from a model folder with the `gguf` package: llama.cpp's names and layout, one tensor in memory at
+a time.
 
-Matrices keep the folder's dtype; norms and biases are fp32, which is what llama.cpp computes them in. What this writer
-does not know it refuses (`NotInGguf`): llama.cpp's own converter knows more.
+Matrices keep the folder's dtype; norms and biases are fp32, as llama.cpp computes them. Unsupported models raise
+`NotInGguf`; llama.cpp's own converter supports more.
 
-Two kinds of tokenizer are written. Byte-level BPE (Llama 3, Qwen) as its merges and the name of its pre-tokenizer. BPE
-over characters with byte fallback (Llama 2, Mistral) as scores: there llama.cpp joins the pair whose result has the
-highest score, so a token's score is minus the place of the first merge that makes it, as SentencePiece itself wrote.
+Two kinds of tokenizer are supported. Byte-level BPE (Llama 3, Qwen) is written as its merges and the name of its
+pre-tokenizer. BPE over characters with byte fallback (Llama 2, Mistral) is written as scores: llama.cpp merges the pair
+whose result has the highest score, so a token's score is minus the index of the first merge that makes it, as in
+SentencePiece's own files.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _ROTARY_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """What the file says of how prompts are written and answers end.
+    """Chat settings of the file.
 
-    bos_id: put before every text; None where none is.
+    bos_id: prepended to every text; None for none.
     stops: ids that end an answer, EOS first.
-    pad_id: None where it has none.
+    pad_id: None for none.
     chat_template: Jinja.
     """
 
@@ -49,12 +50,12 @@ class ChatSettings:
 def write_gguf(
     folder: Path, file: Path, tokenizer: PreTrainedTokenizerBase, chat: ChatSettings, *, name: str, window: int | None
 ) -> None:
-    """Write the model in `folder` as one GGUF file. Raises NotInGguf for what this writer does not know.
+    """Write the model in `folder` as one GGUF file. Raises NotInGguf for unsupported models.
 
-    folder: a model as transformers reads it.
-    chat: how prompts are written and answers end.
-    name: of the model, for people.
-    window: tokens that layers with sliding attention see; None where all see everything.
+    folder: a model in transformers' format.
+    chat: chat settings.
+    name: display name of the model.
+    window: size of the attention window of layers with sliding attention; None for full attention.
     """
     import gguf
 
@@ -86,15 +87,15 @@ def write_gguf(
 
 
 def require_row(config: PreTrainedConfig, window: int | None) -> GgufRow:
-    """Raises NotInGguf for a model that this writer does not describe completely."""
+    """Raise NotInGguf for a model that this writer cannot describe completely."""
     row = find_gguf_row(config.model_type)
     if row is None:
-        raise NotInGguf(f"model_type {config.model_type!r} is not among those written here")
+        raise NotInGguf(f"model_type {config.model_type!r} is not supported by surefoot's GGUF writer")
     if window is not None:
-        raise NotInGguf(f"some layers see only the last {window} tokens, which the file cannot say")
+        raise NotInGguf(f"some layers have an attention window of {window} tokens, which the file cannot express")
     kind = _rotary(config)["rope_type"]
     if kind not in ("default", "linear", "llama3"):
-        raise NotInGguf(f"its rotary positions are scaled by {kind!r}")
+        raise NotInGguf(f"its rotary scaling {kind!r} is not supported")
     return row
 
 
@@ -156,20 +157,20 @@ def _describe_tokenizer(
 
 
 def _gguf_names(gguf: Any, row: GgufRow, layers: int, stored: dict[str, Any]) -> dict[str, str]:
-    """GGUF's name -> ours, for every tensor. Raises NotInGguf for one without a counterpart."""
+    """Return GGUF's name -> transformers' name for every tensor. Raises NotInGguf for one without a counterpart."""
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == row.architecture)
     table = gguf.get_tensor_name_map(architecture, layers)
     names = {}
     for ours in stored:
         theirs = table.get_name(ours, try_suffixes=(".weight", ".bias"))
         if theirs is None:
-            raise NotInGguf(f"the format has no place for {ours}")
+            raise NotInGguf(f"GGUF has no name for {ours}")
         names[theirs] = ours
     return names
 
 
 def _form(gguf: Any, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
-    """Of the tensor in the file: shape, NumPy's dtype of its bytes, GGUF's type."""
+    """Return shape, NumPy dtype of the bytes and GGUF type of the tensor in the file."""
     types = gguf.GGMLQuantizationType
     if len(shape) == 1 or dtype == "F32":
         return shape, np.dtype(np.float32), types.F32
@@ -177,7 +178,7 @@ def _form(gguf: Any, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...
         return shape, np.dtype(np.float16), types.F16
     if dtype == "BF16":
         return shape, np.dtype(np.int16), types.BF16
-    raise NotInGguf(f"weights of type {dtype} are not written")
+    raise NotInGguf(f"weights of type {dtype} are not supported")
 
 
 def _data(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -193,7 +194,7 @@ def _in_gguf_order(tensor: torch.Tensor, theirs: str, row: GgufRow, config: PreT
 
 
 def pair_rotary_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows (or elements of a bias) of each head from (half, place) to (place, half): 0, d/2, 1, d/2 + 1, …"""
+    """Reorder rows (or elements of a bias) of each head from (half, index) to (index, half): 0, d/2, 1, d/2 + 1, …"""
     halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape).contiguous()
 
@@ -204,7 +205,7 @@ def _rotary(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _rotary_factors(config: PreTrainedConfig) -> np.ndarray[Any, Any] | None:
-    """What llama.cpp divides each frequency by, for Llama 3.1's scaling; None where nothing is scaled so."""
+    """Return the divisor of each frequency in llama.cpp for Llama 3.1's scaling; None without such scaling."""
     rotary = _rotary(config)
     if rotary["rope_type"] != "llama3":
         return None
@@ -218,7 +219,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama
 
 
 class NotInGguf(Exception):
-    """Something that this writer does not put into a GGUF file; the text says what, as the end of a sentence."""
+    """Raised for what this writer does not support; the text completes a sentence."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class GgufVocabulary:
     """A vocabulary as GGUF stores it.
 
     model: "gpt2" for byte-level BPE, "llama" for scores.
-    pre: name of the pre-tokenizer, "" where the model needs none.
+    pre: name of the pre-tokenizer, "" for none.
     tokens, kinds: one per row of the embedding.
     merges: of "gpt2".
     scores: of "llama".
@@ -241,13 +242,13 @@ class GgufVocabulary:
 
 
 def gguf_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> GgufVocabulary:
-    """rows: of the embedding; those without a token get names of their own. Raises NotInGguf."""
+    """Read the vocabulary. rows: of the embedding; those without a token get generated names. Raises NotInGguf."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise NotInGguf("the tokenizer has no fast form")
+        raise NotInGguf("the tokenizer has no tokenizer.json")
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     model = described["model"]
     if model["type"] != "BPE":
-        raise NotInGguf(f"the tokenizer is {model['type']}, and only BPE is written")
+        raise NotInGguf(f"the tokenizer is {model['type']}, and only BPE is supported")
     byte_level = not model.get("byte_fallback")
     pre = _pre_tokenizer(described["pre_tokenizer"]) if byte_level else ""
     tokens, kinds = _tokens(tokenizer, model, rows, byte_level)
@@ -266,7 +267,7 @@ def _pre_tokenizer(described: dict[str, Any] | None) -> str:
         name = PRE_TOKENIZERS.get(parts[0]["pattern"].get("Regex", ""))
         if name is not None:
             return name
-    raise NotInGguf("the tokenizer cuts text into words in a way that has no name here")
+    raise NotInGguf("the tokenizer's pre-tokenizer is not supported")
 
 
 def _tokens(
@@ -275,7 +276,7 @@ def _tokens(
     added = tokenizer.added_tokens_decoder
     names = {number: token for token, number in tokenizer.get_vocab().items()}
     if names and max(names) >= rows:
-        raise NotInGguf(f"the tokenizer knows id {max(names)}, and the embedding has {rows} rows")
+        raise NotInGguf(f"the tokenizer has id {max(names)}, but the embedding has {rows} rows")
     kinds = []
     for number in range(rows):
         if number not in names:
@@ -292,7 +293,7 @@ def _tokens(
 
 
 def _scores(tokens: Sequence[str], kinds: Sequence[int], merges: Sequence[Any]) -> tuple[float, ...]:
-    """Higher is joined earlier. Tokens that no merge makes are never the result of one: they come last."""
+    """Return scores; higher ones are merged earlier. Tokens that are not the result of a merge get the lowest."""
     first: dict[str, int] = {}
     for merge in merges:
         made = "".join(merge.split(" ") if isinstance(merge, str) else merge)

@@ -1,15 +1,15 @@
-"""Answers of the policy to learn from, with how likely each token was when it was drawn.
+"""Generate answers of the policy with the log-probability of each sampled token.
 
-An engine is anything with `answer`. `EmbeddedRollouts` runs the policy itself; `surefoot.models.vllm` asks a vLLM
-server over HTTP, because vLLM pins a torch of its own and so stays out of this process.
+An engine is any object with `answer`. `EmbeddedRollouts` runs the policy itself; `surefoot.models.vllm` uses a vLLM
+server over HTTP, because vLLM pins another version of torch and so cannot run in this process.
 
-The log-probability that counts is the one at the temperature: at a temperature T the policy that draws is
-softmax(logits / T), and that is the policy which is improved, so old and new log-probabilities are both taken there.
-top_p and top_k draw from a part of that distribution alone. `Decoding.among_kept` asks for probabilities among that
-part, which is told as well; without it they are those among all tokens, and a ratio of them is an approximation (PPO).
+At a temperature T the sampling policy is softmax(logits / T), and this policy is trained, so old and new
+log-probabilities are both computed at T. top_p and top_k sample from a part of that distribution. With
+`Decoding.among_kept`, probabilities are renormalised over that part, and its tokens are returned too; otherwise they
+are over the whole vocabulary, and their ratio is an approximation (PPO).
 
-An answer is a function of the weights, its prompt, the seed and its place, not of what else is in its batch: tokens
-are equal, log-probabilities within rounding, however the prompts are split.
+An answer depends on the weights, its prompt, the seed and its place, not on the rest of its batch: tokens are equal,
+and log-probabilities equal up to rounding, however the prompts are split.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from surefoot.models.modes import eval_mode
 class Rollout:
     """One answer of the policy.
 
-    prompt, response: token ids; the response ends with its stop token, where it has one.
-    stopped: by that, not by the limit.
-    logprobs: of each response token at the temperature, among all tokens or among `kept`, as was asked for; None where
-        the engine cannot tell. A model that has lost its way gives numbers that are not finite: they are handed on.
-    kept: of each response token those that could be drawn in its place; None where it was not asked for, or all could.
+    prompt, response: token ids; the response ends with its stop token, if it has one.
+    stopped: whether it ended with a stop token, not at the limit.
+    logprobs: of each response token at the temperature, over all tokens or over `kept`, as requested; None if the
+        engine does not return them. Non-finite values of a diverged model are returned as they are.
+    kept: for each response token the tokens that could be sampled at its position; None if not requested, or if all
+        could.
     """
 
     prompt: tuple[int, ...]
@@ -48,9 +49,9 @@ class Rollouts(Protocol):
     def answer(
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
-        """One for each prompt (token ids, at least one), in their order.
+        """Return one answer per prompt (token ids, at least one), in order.
 
-        places: number each prompt among those of all ranks, so that its draws are its own; None: their order here.
+        places: number of each prompt among those of all ranks, which selects its random stream; None: the order here.
         """
         ...
 
@@ -58,10 +59,10 @@ class Rollouts(Protocol):
 class EmbeddedRollouts:
     """The policy in this process, with a key-value cache.
 
-    rows: prompts in a batch; prompts of like length go together.
+    rows: prompts in a batch; prompts of similar length are batched together.
     context: autocast as in training, or nothing.
-    keep_going: see `generate.draw_steps`; it is called before every batch as well, so that ranks with fewer prompts go
-        along until the last has answered its own.
+    keep_going: see `generate.draw_steps`; also called before every batch, so that ranks with fewer prompts continue
+        until the last rank has finished.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class EmbeddedRollouts:
 
     @torch.no_grad()
     def _batch(self, prompts: Sequence[Sequence[int]], places: Sequence[int], decoding: Decoding) -> list[Rollout]:
-        """No prompts: the steps of the other ranks."""
+        """Take part in the steps of the other ranks without own prompts."""
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         kept: list[list[tuple[int, ...]]] | None = (

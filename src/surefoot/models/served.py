@@ -1,14 +1,14 @@
-"""A model that a server answers with: the log-probabilities that it gives to token ids, how it lays out a dialogue, and
-whether a token ends its answers.
+"""Query a model on an inference server: log-probabilities of token ids, token ids of a dialogue, and whether a token
+ends its answers.
 
 | server | log-probabilities of a prompt | ids of a dialogue |
 |---|---|---|
 | vLLM | /v1/completions with prompt_logprobs | /tokenize |
 | SGLang | /generate with return_logprob | their number, by the usage of /v1/chat/completions |
-| llama.cpp | /completion, one request a token, which is forced by a bias | /apply-template, then /tokenize |
-| another that speaks OpenAI's protocol | /v1/completions with echo | their number, as for SGLang |
+| llama.cpp | /completion, one request per token, which a logit bias selects | /apply-template, then /tokenize |
+| another with OpenAI's protocol | /v1/completions with echo | their number, as for SGLang |
 
-Which one it is says `owned_by` of /v1/models. Prompts go there as token ids, so no tokenizer stands between.
+`owned_by` in /v1/models identifies the server. Prompts are sent as token ids, so no tokenizer is involved.
 Sources: vLLM 0.32 and llama.cpp b10605 (run), SGLang's native API (read).
 """
 
@@ -23,7 +23,7 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.messages import first_few
 from surefoot.system.posting import Server
 
-_FORCED = 1000.0  # logit bias; beyond what any model's logits differ by
+_FORCED = 1000.0  # logit bias; larger than the differences of any model's logits
 _PATH = "/v1/completions"
 _SHOWN = 5  # names of models
 
@@ -34,8 +34,8 @@ class ServedModel:
 
     name: as requests call it.
     kind: owned_by of its server: vllm, sglang, llamacpp or another.
-    longest: tokens that prompt and answer may have; None where the server does not say.
-    adapted: it is an adapter over another model of the server.
+    longest: maximum tokens of prompt and answer; None if the server does not say.
+    adapted: whether it is an adapter on another model of the server.
     """
 
     server: Server
@@ -45,10 +45,10 @@ class ServedModel:
     adapted: bool = False
 
     def prompt_logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Natural logarithms, of every token but the first, given those before it.
+        """Return natural log-probabilities of every token but the first, given those before it.
 
         texts: token ids, at least two each.
-        Raises EnvironmentFault for an answer that has not one finite number for each.
+        Raises EnvironmentFault unless the answer has one finite number for each.
         """
         ask = _LOGPROBS.get(self.kind, _by_echo)
 
@@ -58,17 +58,17 @@ class ServedModel:
             except (TypeError, KeyError, ValueError, IndexError):
                 found = []
             if len(found) != len(ids) - 1 or not all(map(math.isfinite, found)):
-                what = f"gives no log-probability for each token of a prompt (it says that it is {self.kind!r})"
-                fix = "serve with vLLM, SGLang or llama.cpp; of others only those that answer echo with logprobs serve"
+                what = f"returns no log-probabilities of prompt tokens (the server reports {self.kind!r})"
+                fix = "use vLLM, SGLang, llama.cpp, or a server that supports echo with logprobs"
                 raise EnvironmentFault(Fault(self.server.address, what, fix, code="SF-SERVER"))
             return found
 
-        # One after the other: vLLM 0.32 with adapters on a CPU dies of two requests for prompt_logprobs at once.
+        # One after the other: vLLM 0.32 with adapters on a CPU crashes on two concurrent requests for prompt_logprobs.
         return [one(ids) for ids in texts]
 
     def dialogue_ids(self, turns: Sequence[Mapping[str, str]]) -> list[int] | int | None:
-        """What the server makes of turns that ask for an answer: token ids; their number alone where it says no more;
-        None where it refuses the turns, as a server without a chat template does.
+        """Render turns on the server, with the generation prompt: token ids; only their number if it returns no ids;
+        None if it refuses the turns, as a server without a chat template does.
 
         turns: role and content of each.
         """
@@ -78,7 +78,7 @@ class ServedModel:
             return None
 
     def ends_with(self, ids: Sequence[int], token: int) -> bool:
-        """Whether an answer is over with this token, which a bias forces the server to choose.
+        """Whether this token ends an answer; a logit bias makes the server choose it.
 
         ids: of a prompt.
         """
@@ -95,14 +95,14 @@ class ServedModel:
         try:
             return reply["choices"][0]["finish_reason"] == "stop"
         except (TypeError, KeyError, IndexError):
-            what = "answers without choices and finish_reason"
+            what = "returned no choices with finish_reason"
             raise EnvironmentFault(Fault(self.server.address + _PATH, what, code="SF-SERVER")) from None
 
 
 def served_model(server: Server, name: str | None) -> ServedModel:
-    """The model `name` of a server; None: its only one, or its only adapter.
+    """Return the model `name` of a server; None: its only model, or its only adapter.
 
-    Raises InputError for a name that it does not have, or where there are several to choose from.
+    Raises InputError for an unknown name, or if there are several and no name.
     """
     where = f"{server.address}/v1/models"
     reply = server.get("/v1/models")
@@ -111,13 +111,13 @@ def served_model(server: Server, name: str | None) -> ServedModel:
     except (TypeError, KeyError):
         models = {}
     if not models:
-        raise EnvironmentFault(Fault(where, "names no model", "is it a server of models?", code="SF-SERVER"))
+        raise EnvironmentFault(Fault(where, "names no model", "is it an inference server?", code="SF-SERVER"))
     if name is None:
         adapters = [one for one, model in models.items() if model.get("parent")]
         candidates = list(models) if len(models) == 1 else adapters
         if len(candidates) != 1:
             what = f"serves {len(models)} models: {first_few(list(models), _SHOWN)}"
-            raise InputError(Fault(where, what, "say which with --name", code="SF-USE-FLAG"))
+            raise InputError(Fault(where, what, "choose one with --name", code="SF-USE-FLAG"))
         name = candidates[0]
     if name not in models:
         fix = f"it serves {first_few(list(models), _SHOWN)}"
@@ -155,8 +155,8 @@ def _of_sglang(model: ServedModel, ids: Sequence[int]) -> list[Any]:
 
 
 def _of_llamacpp(model: ServedModel, ids: Sequence[int]) -> list[Any]:
-    """The server reports nothing of prompts. Of a token that it chose it reports the log-probability before the bias,
-    and what it has computed of a prompt it keeps, so a token costs one more step."""
+    """llama.cpp returns no log-probabilities of prompts. It returns that of a chosen token, before the bias, and caches
+    the prompt, so each token costs one decoding step."""
 
     def next_token(place: int) -> Any:
         body = {"prompt": list(ids[:place]), "n_predict": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
@@ -173,7 +173,7 @@ def _of_llamacpp(model: ServedModel, ids: Sequence[int]) -> list[Any]:
 def _by_echo(model: ServedModel, ids: Sequence[int]) -> list[Any]:
     body = {"model": model.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0}
     found = model.server.post(_PATH, body)["choices"][0]["logprobs"]["token_logprobs"]
-    if len(found) not in (len(ids), len(ids) + 1):  # with what it added
+    if len(found) not in (len(ids), len(ids) + 1):  # including added tokens
         raise ValueError("other tokens")
     return found[1 : len(ids)]
 
@@ -184,7 +184,7 @@ def _tokenized(model: ServedModel, turns: list[Mapping[str, str]]) -> list[int]:
 
 
 def _templated(model: ServedModel, turns: list[Mapping[str, str]]) -> list[int]:
-    """As llama.cpp's chat does: the rendered text with BOS in front, where the model's metadata ask for one."""
+    """Tokenize like llama.cpp's chat: the rendered text, with BOS if the model's metadata require it."""
     text = model.server.post("/apply-template", {"messages": turns})["prompt"]
     body = {"content": text, "add_special": True, "parse_special": True}
     return [int(token) for token in model.server.post("/tokenize", body)["tokens"]]

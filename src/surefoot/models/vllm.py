@@ -1,20 +1,20 @@
-"""Answers from a vLLM server (0.32 or later) over HTTP, whose weights follow those that learn.
+"""Generate answers with a vLLM server (0.32 or later) over HTTP and keep its weights up to date.
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve BASE --enable-scale-out --enable-lora --max-loras 2
-    VLLM_SERVER_DEV_MODE=1 vllm serve BASE --enable-scale-out           # where all weights learn
+    VLLM_SERVER_DEV_MODE=1 vllm serve BASE --enable-scale-out           # if all weights train
 
-A LoRA adapter goes there as a PEFT folder that the server can read, under a new name each time, because vLLM keeps what
-it has loaded under a name; the one before is dropped. All weights go as a folder that it loads in place of its own,
-while it answers nothing; what it kept of prompts under the old ones is forgotten, and the weights get a name. Every
-answer says by which adapter, and by weights of which name, it was drawn: one by others than asked for is refused.
+A LoRA adapter is sent as the path of a PEFT folder, with a new name each time, because vLLM caches adapters by name;
+the previous one is unloaded. Full weights are sent as the path of a folder that vLLM loads while generation is paused;
+its prefix cache is reset, and the weights get a version name. Every answer contains the adapter and the weight version
+that generated it; answers by others are refused.
 
-One request to /inference/v1/generate for each prompt: token ids go there and token ids come back, no text is made of
-either. Each has a seed of its own; vLLM batches them. Limits: no DoRA; its kernels round otherwise than training does;
-draws repeat only on the same version, machine and load.
+One request to /inference/v1/generate per prompt, with token ids in both directions. Each has its own seed; vLLM batches
+them. Limits: no DoRA; vLLM's kernels round differently from training; samples repeat only on the same version, machine
+and load.
 
-vLLM tells log-probabilities before temperature, top_p and top_k, unless it runs with `--logprobs-mode
-processed_logprobs`; which of the two, one request shows (`VllmRollouts._processed`). What could be drawn it tells as
-the top_k likeliest with their log-probabilities, so top_k must not be above its --max-logprobs (20).
+vLLM returns log-probabilities before temperature, top_p and top_k, unless it runs with `--logprobs-mode
+processed_logprobs`; one request finds out which (`VllmRollouts._processed`). The tokens that could be sampled are
+returned as the top_k most likely ones, so top_k must not exceed its --max-logprobs (20).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from surefoot.models.rollout import Rollout
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.posting import Server
 
-_AT_ONCE = 64  # requests under way
+_AT_ONCE = 64  # concurrent requests
 _PATH = "/inference/v1/generate"
-_ROUNDING = 1e-3  # by which a logarithm of 1 may come out positive in bf16, and probabilities miss their sum
-_NEVER = -9000.0  # vLLM says -9999 for the logarithm of 0
-_RELOAD = 1800.0  # seconds in which a server reads all weights
+_ROUNDING = 1e-3  # in bf16 a log-probability of 0 may be slightly positive, and probabilities may not sum to 1
+_NEVER = -9000.0  # vLLM returns -9999 for log(0)
+_RELOAD = 1800.0  # seconds for a server to load all weights
 
 
 class VllmRollouts:
-    """model: the name that the server gives the base; None asks it."""
+    """model: the server's name of the base; None: ask the server."""
 
     def __init__(self, server: Server, model: str | None = None):
         self._server = server
@@ -53,10 +53,10 @@ class VllmRollouts:
         self._version: str | None = None
 
     def synchronise(self, folder: Path, name: str) -> None:
-        """Answer with what is in `folder` from now on: an adapter (as `save_adapter` writes it) or all weights.
+        """Load `folder` on the server: an adapter (written by `save_adapter`) or all weights.
 
         name: not used before.
-        Raises InputError for an adapter that vLLM cannot serve, EnvironmentFault where the server does not take it.
+        Raises InputError for an adapter that vLLM cannot serve, EnvironmentFault if the server refuses it.
         """
         path = str(folder.resolve())
         if (folder / ADAPTER_CONFIG).is_file():
@@ -71,10 +71,13 @@ class VllmRollouts:
             reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             replace(self._server, timeout=_RELOAD, tries=1).post("/collective_rpc", reload)
             if self._server.post("/reset_prefix_cache", {}) != {"success": True}:
-                what = "does not forget what it kept of prompts under the weights before"
+                what = "does not reset its prefix cache after the weights changed"
                 raise EnvironmentFault(
                     Fault(
-                        f"{self._server.address}/reset_prefix_cache", what, "ask it for nothing else", code="SF-SERVER"
+                        f"{self._server.address}/reset_prefix_cache",
+                        what,
+                        "send it no other requests during training",
+                        code="SF-SERVER",
                     )
                 )
             self._server.post("/update_weight_version", {"new_version": name})
@@ -85,10 +88,10 @@ class VllmRollouts:
     def answer(
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
     ) -> list[Rollout]:
-        """See `surefoot.models.rollout.Rollouts`. Raises EnvironmentFault for what is not as it was asked for."""
+        """See `surefoot.models.rollout.Rollouts`. Raises EnvironmentFault for wrong answers."""
         cut = decoding.among_kept and decoding.cuts
         if cut and not self._processed:
-            what = "vLLM tells log-probabilities before top_p and top_k, and ratios need those after them"
+            what = "vLLM returns log-probabilities before top_p and top_k, but ratios need those after them"
             fix = "start it with --logprobs-mode processed_logprobs, or leave both out"
             raise EnvironmentFault(Fault(self._server.address, what, fix, code="SF-SERVER"))
         sampling = {
@@ -97,7 +100,7 @@ class VllmRollouts:
             "top_p": decoding.top_p,
             "top_k": decoding.top_k,
             "stop_token_ids": sorted(decoding.stop_ids),
-            "logprobs": decoding.top_k if cut else 0,  # beside the drawn token's
+            "logprobs": decoding.top_k if cut else 0,  # in addition to the sampled token's
             "ignore_eos": True,
             "repetition_penalty": 1.0,
             "detokenize": False,
@@ -114,7 +117,7 @@ class VllmRollouts:
         return found if self._tells(decoding) else [replace(one, logprobs=None) for one in found]
 
     def _tells(self, decoding: Decoding) -> bool:
-        """Whether its log-probabilities are those that were asked for."""
+        """Whether its log-probabilities are of the requested kind."""
         if decoding.temperature == 1 and not decoding.cuts:
             return True
         if decoding.temperature == 0:
@@ -125,7 +128,7 @@ class VllmRollouts:
 
     @cached_property
     def _processed(self) -> bool:
-        """Whether log-probabilities are those after top_k: of the one token that it leaves, then, exactly 0."""
+        """Whether log-probabilities are after top_k: with top_k 1 that of the sampled token is then exactly 0."""
         sampling = {"max_tokens": 1, "temperature": 2.0, "top_k": 1, "seed": 0, "logprobs": 0, "detokenize": False}
         body = {"model": self._base, "token_ids": [0], "sampling_params": sampling}
         try:
@@ -153,26 +156,26 @@ class VllmRollouts:
         if decoding.among_kept and decoding.cuts:
             kept = tuple(tuple(token for token, value in place.items() if value > _NEVER) for place in likely)
             if any(abs(sum(map(math.exp, place.values())) - 1) > _ROUNDING for place in likely):
-                wrong = wrong or "some of the tokens that could be drawn alone"
+                wrong = wrong or "only some of the tokens that could be sampled"
         if wrong:
-            raise EnvironmentFault(Fault(where, f"answers with {wrong}", "see the server's log", code="SF-SERVER"))
+            raise EnvironmentFault(Fault(where, f"returned {wrong}", "see the server's log", code="SF-SERVER"))
         return Rollout(tuple(prompt), ids, stopped, tuple(value for _, value in drawn), kept)
 
     def _wrong_weights(self, drawn_by: set[str], versions: list[tuple[str, int, int]], count: int) -> str | None:
         if drawn_by != {self._model}:
-            return f"what {', '.join(drawn_by)} drew, and {self._model} was asked"
+            return f"an answer of {', '.join(drawn_by)}, but {self._model} was requested"
         wanted = self._version or (versions[0][0] if versions else None)
-        self._version = wanted  # of an adapter's base, which must stay as it is
+        self._version = wanted  # of an adapter's base, which must not change
         told = sorted((start, end) for version, start, end in versions if version == wanted)
         if sum(end - start for start, end in told) != count:
             names = ", ".join(sorted({version for version, _, _ in versions})) or "no name"
-            return f"tokens that weights of {names} drew, and those of {wanted} were asked"
+            return f"tokens of weight version {names}, but {wanted} was requested"
         return None
 
 
 def _no_vllm(where: str) -> EnvironmentFault:
-    what = "answers without choices, token_ids, logprobs, model and weight_versions as vLLM 0.32 has them"
-    return EnvironmentFault(Fault(where, what, "is it a vLLM server, and new enough?", code="SF-SERVER"))
+    what = "returned no choices with token_ids, logprobs, model and weight_versions as in vLLM 0.32"
+    return EnvironmentFault(Fault(where, what, "is it vLLM 0.32 or later?", code="SF-SERVER"))
 
 
 def _served(server: Server) -> str:
@@ -193,7 +196,7 @@ def _check_adapter(path: Path) -> None:
 
 
 def _seed(seed: int, place: int) -> int:
-    """A stream of its own for each place: 32 bits, the same on every machine."""
+    """Return a separate 32-bit seed for each place, the same on every machine."""
     return int(np.random.SeedSequence((seed, place)).generate_state(1)[0])
 
 
@@ -203,13 +206,13 @@ def _wrong(ids: tuple[int, ...], drawn: Sequence[tuple[int, float]], stopped: bo
     if len(ids) != len(drawn):
         return f"{len(ids)} tokens and {len(drawn)} log-probabilities"
     if ids != tuple(token for token, _ in drawn):
-        return "log-probabilities of other tokens than it answers"
+        return "log-probabilities of other tokens than the answer's"
     if len(ids) > asked.max_new_tokens:
-        return f"{len(ids)} tokens, and {asked.max_new_tokens} at most were asked for"
+        return f"{len(ids)} tokens, but at most {asked.max_new_tokens} were requested"
     if any(token in asked.stop_ids for token in ids[:-1]):
         return "tokens after a stop token"
     if not stopped and len(ids) < asked.max_new_tokens:
-        return "fewer tokens than asked for, and no stop token"
+        return "fewer tokens than requested, without a stop token"
     if not all(math.isfinite(value) and _NEVER < value <= _ROUNDING for _, value in drawn):
         return "a log-probability that is NaN, infinite or positive"
     return None

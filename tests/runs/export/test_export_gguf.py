@@ -43,7 +43,7 @@ def test_families_with_a_row_come_back_bit_for_bit(tmp_path, family, dtype):
     out = tmp_path / "out"
     exported = export_model(str(base), out, dtype=dtype, gguf=True)
     told = [caution for caution in exported.cautions if "GGUF" in caution or ".gguf" in caution]
-    assert all("begins with a blank" in caution for caution in told)
+    assert not any(caution.startswith("no GGUF file") for caution in told)
     assert bool(told) == (family in ("llama2", "mistral"))
     check = exported.record["checks"]["reloaded_and_gguf"]
     assert (check["largest_difference"], check["top1_agreement"]) == (0, 1)
@@ -102,11 +102,11 @@ def test_the_rotary_factors_of_llama_3_1_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "keys", "reason"),
+    ("family", "keys", "named"),
     [
-        ("gpt2", {}, "model_type 'gpt2' is not among those written here"),
-        ("phi3", {}, "model_type 'phi3' is not among those written here"),
-        ("mistral", {}, "some layers see only the last 16 tokens"),
+        ("gpt2", {}, "'gpt2'"),
+        ("phi3", {}, "'phi3'"),
+        ("mistral", {}, "16 tokens"),
         (
             "llama3",
             {
@@ -117,17 +117,17 @@ def test_the_rotary_factors_of_llama_3_1_by_hand(tmp_path):
                     "original_max_position_embeddings": 128,
                 }
             },
-            "its rotary positions are scaled by 'yarn'",
+            "'yarn'",
         ),
     ],
     ids=["gpt2", "phi3", "window", "yarn"],
 )
-def test_what_is_not_written_gets_the_command(tmp_path, family, keys, reason):
+def test_what_is_not_supported_gets_the_command(tmp_path, family, keys, named):
     base = zoo.ZOO[family](tmp_path / "base", **keys)
     out = tmp_path / "out"
     exported = export_model(str(base), out, dtype="bf16", gguf=True)
     (said,) = [caution for caution in exported.cautions if caution.startswith("no GGUF file")]
-    assert reason in said
+    assert named in said
     assert f"convert_hf_to_gguf.py {out} --outfile {out}/out-bf16.gguf --outtype bf16" in said
     assert (out / "model.safetensors").is_file()
     assert not list(out.glob("*.gguf"))

@@ -1,15 +1,15 @@
-"""What the processes run that graders start: run as a file, it imports Python's standard library alone.
+"""Program of the sandboxed processes that graders start. It is run as a file and imports only the standard library.
 
     confined.py code    one JSON line {"program", "tests", "word", "seconds"}: runs the tests, answers with one line
-    confined.py math    JSON lines {"right", "answer"}: whether the two are the same to math-verify, a line for each
+    confined.py math    JSON lines {"right", "answer"}: whether math-verify finds the two equal, one line for each
 
-Both give up most of what a process may do (`confine`) before they look at anything that a model wrote: a filter of
-system calls (seccomp) lets them compute, read files, and write to what is open, and nothing else. There is no network,
-no other process or thread, no new or changed file, no signal to others, no waiting; the kernel answers EPERM. CPU time
-and memory are limited as well. Time on the clock is the parent's business: nothing in here can be trusted with it.
+Both give up most permissions (`confine`) before they read anything that a model wrote: a system call filter (seccomp)
+allows them only to compute, read files, and write to open descriptors. Network, other processes or threads, new or
+changed files, signals and waiting are refused with EPERM. CPU time and memory are limited too. The parent limits wall
+time, because the untrusted program could change a limit in its own process.
 
-A test runs in the process of the program that it tests, as in every grader of this kind, and a program that knows this
-file could find the word that the answer must carry. What it cannot do is harm the machine.
+A test runs in the process of the tested program, as in every grader of this kind, so a program that knows this file
+could find the word that marks a valid result and cheat. It cannot harm the machine.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ import resource
 import struct
 import sys
 
-MEMORY = 1 << 30  # bytes of address space of a program that is tested
-_MATH_MEMORY = 4 << 30  # sympy and what it makes of an answer
+MEMORY = 1 << 30  # bytes of address space of a tested program
+_MATH_MEMORY = 4 << 30  # for sympy
 _ALLOWED = (  # numbers of x86-64
     *(0, 1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21),  # read … access: files that are open, memory
     *(24, 25, 28, 32, 39, 60, 63, 79, 89, 96, 97, 98, 99, 100),  # sched_yield … times: about this process and machine
@@ -40,17 +40,17 @@ _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER, _END_WITH_PARENT = 38, 22, 2, 1
 
 
 def can_confine() -> str:
-    """Why this machine cannot; empty where it can."""
+    """Return why this machine does not support the sandbox, or ""."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"the filter is written for Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
+        return f"the sandbox needs Linux on x86-64, and this is {platform.system()} on {platform.machine()}"
     return ""
 
 
 def confine(memory: int, seconds: int | None = None) -> None:
-    """This process may do little from here on, and so may nothing that it starts. Raises OSError where that fails.
+    """Sandbox this process and its children from here on. Raises OSError if that fails.
 
     memory: bytes of address space.
-    seconds: of CPU time; None: the parent has the clock.
+    seconds: of CPU time; None: limited by the parent.
     """
     for what, most in (
         (resource.RLIMIT_AS, memory),
@@ -69,11 +69,11 @@ def confine(memory: int, seconds: int | None = None) -> None:
     for call in ((_NO_NEW_PRIVILEGES, 1, 0, 0, 0), (_SECCOMP, _FILTER, ctypes.addressof(filter_), 0, 0)):
         if libc.prctl(*map(ctypes.c_ulong, call)):
             number = ctypes.get_errno()
-            raise OSError(number, f"the filter of system calls is refused: {os.strerror(number)}")
+            raise OSError(number, f"the kernel refused the system call filter: {os.strerror(number)}")
 
 
 def _filter() -> bytes:
-    """A program for the kernel's filter: what is not allowed is answered with EPERM."""
+    """Return the seccomp program: system calls that are not allowed return EPERM."""
     lines = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCH_X86_64), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     for number in _ALLOWED:
         lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
@@ -97,7 +97,7 @@ def _said(error: BaseException) -> str:
 
 
 def _answer_and_keep_quiet() -> int:
-    """The descriptor for the answer; what is printed goes nowhere."""
+    """Return the descriptor for the result; printed output is discarded."""
     answer = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -106,7 +106,7 @@ def _answer_and_keep_quiet() -> int:
 
 
 def run_tests() -> None:
-    """The tests of one program, each a piece of Python that raises where it fails."""
+    """Run the tests of one program; each is Python code that raises on failure."""
     asked = json.loads(sys.stdin.readline())
     out = _answer_and_keep_quiet()
     try:
@@ -129,25 +129,25 @@ def run_tests() -> None:
             except BaseException as error:
                 why = why or f"{' '.join(test.split())[:100]} raised {_said(error)}"
     os.write(out, json.dumps({"word": word, "passed": passed, "why": why}).encode())
-    os._exit(0)  # nothing of the program runs on
+    os._exit(0)  # exit without running the program's exit handlers
 
 
 def compare_formulas() -> None:
-    """Answers with the right ones."""
+    """Compare answers with reference answers."""
     ctypes.CDLL(None).prctl(_END_WITH_PARENT, 9)
     from math_verify import parse, verify
 
     out = _answer_and_keep_quiet()
 
     def read(text: str) -> list:
-        found = parse(text, parsing_timeout=0, raise_on_error=True)  # 0: none; the parent has the clock
+        found = parse(text, parsing_timeout=0, raise_on_error=True)  # 0: no limit; the parent limits the time
         return found if any(not isinstance(one, str) for one in found) else []
 
     def bare(text: str) -> list:
-        """Of a text that is nothing but a formula or a number."""
+        """Parse a text that is only a formula or a number."""
         return read(text) if "$" in text or "\\boxed" in text else read(f"\\boxed{{{text}}}") or read(text)
 
-    read("$\\frac{1}{2}$ is 0.5")  # what sympy and the parser load late
+    read("$\\frac{1}{2}$ is 0.5")  # load the lazily imported parts of sympy and the parser
     if not can_confine():
         confine(_MATH_MEMORY)
     for line in sys.stdin:

@@ -1,15 +1,15 @@
-"""Graders of surefoot's: they compare an answer with a field of its record, or look at its form. 1 is right, 0 wrong.
+"""Built-in graders: compare an answer with a field of its record, or check its format. 1 is right, 0 wrong.
 
-    exact    the answer, or what `pattern` finds in it, is the field's text; blanks at the ends and case do not count
+    exact    the answer, or the match of `pattern` in it, is the field's text, ignoring case and surrounding whitespace
     numeric  the last number of the answer is the field's last number; 1,200 and $1200.00 are 1200
     choice   the last single letter A to J of the answer is the field's
     regex    `pattern` is found in the answer
-    length   the answer has an end and at most `longest` tokens
-    json     the answer is JSON and fits the schema in the field, where one is named
+    length   the answer has a stop token and at most `longest` tokens
+    json     the answer is JSON and matches the schema in the field, if one is named
     math, code    see `surefoot.methods.rewards.in_children`
 
-Numbers are compared exactly, as fractions. Where the right answer is missing from a record, or is none that the grader
-can read, training cannot begin: a grader that gives 0 there would teach that every answer is wrong.
+Numbers are compared exactly, as fractions. If the reference answer of a record is missing or unreadable, training does
+not begin: scoring 0 would teach that every answer is wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _text(words: str) -> str | None:
 
 
 def number_in(words: str) -> Fraction | None:
-    """The last number of a text."""
+    """Return the last number of a text."""
     found = _NUMBER.findall(words)
     try:
         return Fraction(found[-1].replace(",", "")) if found else None
@@ -55,7 +55,7 @@ COMPARING = (*_READ, "math", "code")
 
 
 def grader(term: RewardTerm, key: str) -> Grade:
-    """Of a name in `GRADERS`. Raises InputError, naming `key`, for keys that it lacks or cannot use."""
+    """Make the grader of a name in `GRADERS`. Raises InputError, naming `key`, for missing or unsupported keys."""
     return GRADERS[term.name](term, key)
 
 
@@ -72,7 +72,7 @@ def _comparing(term: RewardTerm, key: str) -> Grade:
 
 
 def expected_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
-    """Why a grader cannot compare with this record; empty where it can, or compares with nothing."""
+    """Return why a grader cannot compare with this record, or ""."""
     if term.name in ("math", "code"):
         return (math_fault if term.name == "math" else code_fault)(term, record)
     if term.name not in _READ:
@@ -101,7 +101,7 @@ def _expected(record: Mapping[str, Any], field: str, read: Callable[[str], Any],
         fix = (
             f"name the field with the right answer (field: {near})" if near else "name the field with the right answer"
         )
-        what = f"has no right answer for {name} in {field!r} ({_shown(str(value))})"
+        what = f"has no reference answer for {name} in {field!r} ({_shown(str(value))})"
         raise InputError(Fault("grpo.rewards", what, fix, code="SF-REWARD"))
     return found
 
@@ -114,7 +114,7 @@ def _compared(read: Callable[[str], Any], expected: Any, words: str, pattern: re
         words = found[1] or ""
     said = read(words)
     if said is None:
-        return Score(0.0, "nothing to compare in the answer")
+        return Score(0.0, "the answer contains nothing to compare")
     return Score(float(said == expected), f"{_shown(str(said))}, and {_shown(str(expected))} is right")
 
 
@@ -136,7 +136,7 @@ def _length(term: RewardTerm, key: str) -> Grade:
 
     def grade(answers: Answers) -> list[Score]:
         return [
-            Score(float(stopped and len(ids) <= most), f"{len(ids)} tokens{'' if stopped else ', no end'}")
+            Score(float(stopped and len(ids) <= most), f"{len(ids)} tokens{'' if stopped else ', no stop token'}")
             for ids, stopped in zip(answers.response_ids, answers.stopped, strict=True)
         ]
 
@@ -165,7 +165,7 @@ def _as_json(words: str, record: Mapping[str, Any], check: Callable[[Any, Mappin
 
 
 def _schema_check(field: str, key: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    """What is wrong with a value by the schema in the record's field; empty where nothing is."""
+    """Return how a value violates the schema in the record's field, or ""."""
     try:
         from jsonschema.validators import validator_for
     except ImportError:
@@ -189,10 +189,12 @@ def _pattern(term: RewardTerm, key: str, *, groups: int | None = None, needed: b
     try:
         found = re.compile(term.pattern, re.DOTALL)
     except re.error as error:
-        raise InputError(Fault(key, f"{term.pattern!r} is no regular expression: {error}", code="SF-REWARD")) from None
+        raise InputError(
+            Fault(key, f"{term.pattern!r} is not a valid regular expression: {error}", code="SF-REWARD")
+        ) from None
     if groups is not None and found.groups != groups:
-        what = f"{term.pattern!r} has {found.groups} groups, and {term.name} compares what one group holds"
-        raise InputError(Fault(key, what, "put ( ) around what is compared", code="SF-REWARD"))
+        what = f"{term.pattern!r} has {found.groups} groups, but {term.name} needs exactly one"
+        raise InputError(Fault(key, what, "put ( ) around the part to compare", code="SF-REWARD"))
     return found
 
 

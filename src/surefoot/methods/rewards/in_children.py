@@ -1,13 +1,12 @@
-"""Graders that run in processes of their own: math-verify, and unit tests of programs that the model wrote.
+"""Graders in separate processes: math-verify, and unit tests of programs that the model wrote.
 
-    math    math-verify finds the answer's last formula equal to the field's; one process for the run, ended and begun
-            anew where an answer takes it too long
+    math    math-verify finds the answer's last formula equal to the field's; one process for the run, restarted after
+            a timeout
     code    the program passes all tests of the field; a process for each answer, see `confined`
 
-The clock is this process's. math-verify's own limits are signals, which do nothing outside a main thread: its answer is
-then an exception or nothing, which is what became zero rewards elsewhere (verl#5635). An answer that math-verify does
-not finish, or that ends its process, has no score. A program that uses up its CPU time has failed its tests; one that
-the machine gave too little of it has no score.
+This process limits the time. math-verify's own limits are signals, which work only in a main thread; elsewhere they
+led to silent zero rewards (verl#5635). An answer on which math-verify times out, or that ends its process, has no
+score. A program that exceeds its CPU time fails its tests; one that got too little of it from the machine has no score.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from surefoot.methods.rewards.answers import Answers, Grade, Score
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _FILE = str(Path(confined.__file__))
-_START = 120.0  # seconds until math-verify is imported: sympy is large, and disks can be slow
-_SLOWER = 6  # times its CPU time that a program may take on the clock: the machine may be busy
+_START = 120.0  # seconds to import math-verify: sympy is large, and disks can be slow
+_SLOWER = 6  # wall time limit as a multiple of CPU time: the machine may be busy
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 TESTS = "tests"  # field of a record
 SECONDS = 5.0
@@ -53,10 +52,10 @@ class MathProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def compare(self, right: str, answer: str | None, *, bare: bool) -> Score | Mapping[str, Any]:
-        """What the process says, or why it says nothing.
+        """Return the result of the process, or why there is none.
 
         right: a formula or a number, bare or in a text.
-        answer: None: only whether `right` can be read is asked.
+        answer: None: only check whether `right` can be parsed.
         bare: the answer is a formula too, not a text that ends in one.
         """
         with self._lock:
@@ -96,7 +95,7 @@ class MathProcess:
         return Score(math.nan, f"the process of math-verify {_ending(process.returncode)}", "raised")
 
 
-_PROCESSES: dict[float, MathProcess] = {}  # by their limit: one serves the data's check and all of a run's rollouts
+_PROCESSES: dict[float, MathProcess] = {}  # by their limit: one process for the data check and all rollouts
 
 
 def _math_process(limit: float) -> MathProcess:
@@ -107,7 +106,7 @@ def _math_process(limit: float) -> MathProcess:
 
 
 def math_grader(term: RewardTerm, key: str, pattern: re.Pattern[str] | None) -> Grade:
-    """Raises InputError where math-verify is not installed."""
+    """Raise InputError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         what = "math needs the package math-verify, which is not installed"
         raise InputError(Fault(key, what, "pip install 'surefoot[math]'", code="SF-PACKAGE"))
@@ -123,28 +122,28 @@ def math_grader(term: RewardTerm, key: str, pattern: re.Pattern[str] | None) -> 
         if isinstance(found, Score):
             return found
         if found["said"] is None:
-            return Score(0.0, "no formula in the answer")
+            return Score(0.0, "the answer contains no formula")
         return Score(float(found["same"]), f"{found['said'][:60]}, and {found['right'][:60]} is right")
 
     return lambda answers: [one(*pair) for pair in zip(answers.responses, answers.records, strict=True)]
 
 
 def math_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
-    """Why math-verify cannot read the right answer; empty where it can."""
+    """Return why math-verify cannot parse the reference answer, or ""."""
     field = term.field or "answer"
     value = record.get(field)
     if not isinstance(value, str | int | float) or isinstance(value, bool) or not str(value).strip():
-        return f"has no right answer for math in {field!r}"
+        return f"has no reference answer for math in {field!r}"
     found = _math_process(term.seconds or SECONDS).compare(str(value), None, bare=False)
     why = found.reason if isinstance(found, Score) else "" if found["right"] is not None else "no formula"
-    return f"has a right answer in {field!r} that math-verify cannot read ({why})" if why else ""
+    return f"has a reference answer in {field!r} that math-verify cannot parse ({why})" if why else ""
 
 
 def code_grader(term: RewardTerm, key: str, pattern: re.Pattern[str] | None) -> Grade:
-    """Raises EnvironmentFault where this machine cannot confine programs."""
+    """Raise EnvironmentFault if this machine does not support the sandbox."""
     if why := confined.can_confine():
-        fix = "let a server of your own run them (grpo.rewards takes its address)"
-        raise EnvironmentFault(Fault(key, f"programs cannot be confined here: {why}", fix, code="SF-REWARD"))
+        fix = "run them on your own server (put its address into grpo.rewards)"
+        raise EnvironmentFault(Fault(key, f"programs cannot be sandboxed here: {why}", fix, code="SF-REWARD"))
     seconds, field = math.ceil(term.seconds or SECONDS), term.field or TESTS
 
     def one(pair: tuple[str, Mapping[str, Any]]) -> Score:
@@ -162,12 +161,12 @@ def code_grader(term: RewardTerm, key: str, pattern: re.Pattern[str] | None) -> 
 
 
 def run_program(program: str, tests: Sequence[str], seconds: int, *, on_the_clock: float | None = None) -> Score:
-    """1 where the program passes all tests.
+    """Return 1 if the program passes all tests.
 
     seconds: of CPU time.
-    on_the_clock: seconds after which it is ended; None: as many times more as a busy machine may need.
+    on_the_clock: wall time limit in seconds; None: a multiple of `seconds` for busy machines.
 
-    Raises EnvironmentFault where the process cannot confine itself.
+    Raises EnvironmentFault if the process cannot enter the sandbox.
     """
     word = secrets.token_hex(8)
     request = json.dumps({"program": program, "tests": list(tests), "word": word, "seconds": seconds}) + "\n"
@@ -180,26 +179,26 @@ def run_program(program: str, tests: Sequence[str], seconds: int, *, on_the_cloc
             env=_environment(),
         )
     except subprocess.TimeoutExpired as error:
-        return Score(math.nan, f"the program had no end within {error.timeout:g} s on the clock", "timed_out")
+        return Score(math.nan, f"the program did not finish within {error.timeout:g} s of wall time", "timed_out")
     except OSError as error:
-        return Score(math.nan, f"no process for the program: {error}", "raised")
+        return Score(math.nan, f"the program could not be started: {error}", "raised")
     try:
         said = json.loads(done.stdout)
     except ValueError:
         said = {}
     if isinstance(said, dict) and "refused" in said and done.returncode == 0 and "word" not in said:
-        what = f"a program cannot be confined: {said['refused']}"
+        what = f"the program could not be sandboxed: {said['refused']}"
         raise EnvironmentFault(Fault("grpo.rewards", what, "use another machine or container", code="SF-REWARD"))
     if not isinstance(said, dict) or said.get("word") != word:
         if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Score(0.0, f"the program used more than {seconds} s of CPU time, or was ended for its memory")
+            return Score(0.0, f"the program exceeded {seconds} s of CPU time, or its memory limit")
         return Score(0.0, f"the program {_ending(done.returncode)} before its tests were done")
     passed, count = said["passed"], len(tests)
     return Score(float(passed == count), f"{passed} of {count} tests pass{'; ' if said['why'] else ''}{said['why']}")
 
 
 def tests_in(record: Mapping[str, Any], field: str) -> list[str]:
-    """A text is one test, a list of texts several; none where there are none."""
+    """Return the tests: a text is one test, a list of texts several."""
     value = record.get(field)
     given = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [one for one in given if isinstance(one, str) and one.strip()] if given else []
@@ -211,7 +210,7 @@ def code_fault(term: RewardTerm, record: Mapping[str, Any]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of this process's: it may hold keys."""
+    """Return an environment without this process's variables, which may contain keys."""
     return {"PATH": os.defpath, "PYTHONHASHSEED": "0"}
 
 

@@ -1,13 +1,13 @@
-"""The rewards of a run: each named by the config, all asked of every answer, their weighted sum what is learned from.
+"""The rewards of a run, named by the config. Every reward scores every answer; their weighted sum is the score.
 
     grpo:
       rewards: [numeric, {name: style.py:short, weight: 0.1}, {name: "http://127.0.0.1:9000", weight: 0.5}]
 
-A function of the user's own is called with two lists, prompts and responses, and with those of these keywords that it
-has: `response_ids`, `records`, and any field of the records by its name, each a list of the same length. It returns for
-each answer a number, {"score": number, "reason": text}, or None where it has nothing to say. A server is sent the same
-as JSON. A reward model has scored the answers before (`Answers.by_models`). A function that raises is asked again
-answer by answer: those for which it raises are lost and counted, and where it raises for all of them the run ends.
+A user's function is called with two lists, prompts and responses, and with those of these keyword arguments that it
+declares: `response_ids`, `records`, and any field of the records by its name, each a list of the same length. It
+returns for each answer a number, {"score": number, "reason": text}, or None for no score. A server gets the same as
+JSON. Reward models have scored the answers before (`Answers.by_models`). A function that raises is called again for
+each answer separately: answers for which it raises have no score and are counted; if it raises for all, the run ends.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
 
-_NO_REWARDS = ("std", "overlong")  # what the log has as reward_… besides rewards
+_NO_REWARDS = ("std", "overlong")  # names in the log as reward_… that are not rewards
 
 
 @dataclass(frozen=True)
 class Reward:
     """One reward of a run.
 
-    label: its name in logs, no two the same.
-    identity: by which a resumed run knows it again.
+    label: its unique name in logs.
+    identity: compared when a run is resumed.
     """
 
     label: str
@@ -52,7 +52,7 @@ class Reward:
 class Graded:
     """One answer's scores.
 
-    total: the weighted sum of what was scored; NaN where a reward was lost, or none said anything.
+    total: the weighted sum; NaN if a reward failed, or if none gave a score.
     parts: by the rewards' labels.
     """
 
@@ -61,7 +61,7 @@ class Graded:
 
     @property
     def outcome(self) -> Outcome:
-        """Of the answer as a whole: what its first lost reward says."""
+        """Outcome of the answer: that of its first failed reward."""
         for one in self.parts.values():
             if one.outcome in LOST:
                 return one.outcome
@@ -69,7 +69,7 @@ class Graded:
 
 
 def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tuple[Reward, ...]:
-    """Raises InputError for a name that is none, a function that is not there, or a server that is none."""
+    """Make the rewards. Raises InputError for an unknown name, a missing function, or a wrong address."""
     found: list[Reward] = []
     for place, term in enumerate(terms):
         where = f"{key}.{place}"
@@ -85,7 +85,7 @@ def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tupl
 
 def passed_reward(function: Callable[..., Any]) -> Reward:
     """A Python caller's."""
-    kind = type(function)  # of a callable object, which has no name of its own
+    kind = type(function)  # of a callable object, which has no name
     name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
     return Reward(name.rpartition(".")[2], 1.0, of_function(function, name), name)
 
@@ -95,9 +95,9 @@ def grade_all(
     answers: Answers,
     asking: Callable[[str], AbstractContextManager[None]] = lambda label: nullcontext(),
 ) -> list[Graded]:
-    """Each answer's scores, in their order.
+    """Return each answer's scores, in order.
 
-    asking: stands around each reward, by its label.
+    asking: context manager for each reward, by its label.
     """
     parts: dict[str, Sequence[Score]] = {}
     for reward in rewards:
@@ -126,7 +126,7 @@ def _open(term: RewardTerm, key: str) -> tuple[Grade, str]:
         return lambda answers: [_of_model(score) for score in answers.by_models[name]], (
             f"{weights_fingerprint(name)} {head}"
         )
-    what = f"{name!r} is no reward"
+    what = f"{name!r} is not a reward"
     fix = f"name {listed(GRADERS)}, FILE.py:FUNCTION, an http address, or a reward model (a folder as ./reward)"
     raise InputError(Fault(key, what, fix, code="SF-REWARD"))
 
@@ -145,7 +145,7 @@ def _label(term: RewardTerm) -> str:
 
 
 def of_function(function: Callable[..., Any], name: str, convention: str | None = None) -> Grade:
-    """A function of the user's own as a grade. name: what the user calls it. convention: as in RewardTerm."""
+    """Make a grader from a user's function. name: the user's name for it. convention: as in RewardTerm."""
 
     def ask(answers: Answers) -> list[Score]:
         if convention == "trl":
@@ -184,14 +184,15 @@ def _asked_alone(ask: Callable[[Answers], list[Score]], answer: Answers) -> Scor
 
 
 def _keywords(function: Callable[..., Any], answers: Answers) -> dict[str, Any]:
-    """What surefoot offers besides prompts and responses."""
+    """Return the keyword arguments of surefoot's convention."""
     offered = _fields(answers)
     offered |= {"response_ids": [list(ids) for ids in answers.response_ids], "records": list(answers.records)}
     return _named(function, {name: one for name, one in offered.items() if name not in ("prompts", "responses")}, 2)
 
 
 def _as_trl(answers: Answers) -> dict[str, Any]:
-    """What TRL offers: prompts as the records have them, and completions of conversations as lists of one message."""
+    """Return the arguments of TRL's convention: prompts as in the records, completions of conversations as lists of one
+    message."""
     prompts = [record.get("prompt", text) for record, text in zip(answers.records, answers.prompts, strict=True)]
     completions = [
         [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
@@ -203,19 +204,19 @@ def _as_trl(answers: Answers) -> dict[str, Any]:
 
 
 def _fields(answers: Answers) -> dict[str, Any]:
-    """The fields of the records, each a list over the answers."""
+    """Return the fields of the records, each as a list over the answers."""
     names = dict.fromkeys(name for record in answers.records for name in record)
     return {name: [record.get(name) for record in answers.records] for name in names}
 
 
 def _named(function: Callable[..., Any], offered: dict[str, Any], positional: int = 0) -> dict[str, Any]:
-    """Those that the function has a name for, or all where it takes any.
+    """Return the arguments that the function declares, or all if it takes any.
 
-    positional: how many of its parameters are given by position.
+    positional: number of its parameters that are passed by position.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # written in another language
+    except (TypeError, ValueError):  # a builtin or extension function
         return {}
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return offered
@@ -234,15 +235,15 @@ def _at_address(address: str, key: str) -> Grade:
         }
         said = asked.post("", body)
         if not isinstance(said, dict) or "scores" not in said:
-            what = 'answers without {"scores": […]}'
-            raise InputError(Fault(asked.address, what, "docs/grpo.md says what a reward returns", code="SF-SERVER"))
+            what = 'did not return {"scores": […]}'
+            raise InputError(Fault(asked.address, what, "see docs/grpo.md", code="SF-SERVER"))
         return _one_each(said["scores"], len(answers), asked.address)
 
     return grade
 
 
 def _one_each(found: Any, count: int, name: str) -> list[Score]:
-    """What was returned, as scores. Raises InputError for anything that is not one for each answer."""
+    """Convert the returned value to scores. Raises InputError unless there is one for each answer."""
     values = found.tolist() if hasattr(found, "tolist") else found
     if not isinstance(values, list | tuple) or len(values) != count:
         got = f"{len(values)} scores" if isinstance(values, list | tuple) else type(found).__name__

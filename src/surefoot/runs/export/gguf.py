@@ -116,4 +116,4 @@ def _check_tokenizer(folder: Path, file: Path, parts: ExportParts) -> list[str]:
             raise NotInGguf(f"its tokenizer would encode {text[:40]!r} as {found[:8]}, not {wanted[:8]}")
     if mixed:
         return []
-    return [f"{file.name}: the format cannot say whether a text behind a control token begins with a blank"]
+    return [f"{file.name}: the format cannot express whether text after a control token begins with a space"]
