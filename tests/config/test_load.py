@@ -491,6 +491,10 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "distill": ["stage=distill", "distill.teacher=org/large"],
         "grpo": ["stage=grpo"],
         "grpo.vllm_url": ["stage=grpo", "grpo.engine=vllm"],
+        **{
+            f"grpo.environment.{key}": ["stage=grpo", "grpo.environment.name=tools.py:Own"]
+            for key in ("weight", "turns", "seconds")
+        },
         "ppo.critic_adapter": ["stage=ppo", "ppo.critic_adapter.kind=lora"],
         "ppo.kl_horizon": ["stage=ppo", "ppo.kl_target=6"],
         "ppo.vllm_url": ["stage=ppo", "ppo.engine=vllm"],

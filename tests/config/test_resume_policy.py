@@ -37,6 +37,7 @@ FREE = {
     "ppo.critic",
     "ppo.vllm_url",
     "distill.teacher",
+    "grpo.environment.name",
     "grpo.rewards",
     "grpo.vllm_url",
     "grpo.eval_answers",
@@ -48,6 +49,7 @@ FREE = {
 }
 WARNED = {
     "functions.metrics",
+    "grpo.environment.seconds",
     "batch.micro",
     "model.dropout",
     "duration",

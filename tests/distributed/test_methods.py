@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
 from helpers.tiers import representatives
-from helpers.tiny_models import tiny_judge, tiny_llama
+from helpers.tiny_models import curt, tiny_judge, tiny_llama
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
 # of 3e-3.
@@ -79,11 +79,25 @@ METHODS["distill"] = {
     "distill": {"teacher": "WORLD/teacher", "beta": 0.5, "sft": 0.1},
     **UNEVEN,
 }
+METHODS["grpo-turns"] = {
+    **METHODS["grpo"],
+    "model": "WORLD/curt",
+    "data": {"train": "WORLD/prompts.jsonl", "max_length": 96},
+    "grpo": {**METHODS["grpo"]["grpo"], "max_new_tokens": 40, "environment": "WORLD/tool.py:Counter"},
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]
+"""
+TOOL = """
+class Counter:
+    def reset(self, record):
+        return record["prompt"][:3]
+
+    def step(self, answer):
+        return {"observation": str(len(answer)), "reward": len(answer) % 3, "done": len(answer) % 4 == 0}
 """
 # The other preference methods go over the same code as the packed answers below.
 MATRIX = representatives(
@@ -92,6 +106,7 @@ MATRIX = representatives(
     ("grpo", "fsdp2", "lora"),
     ("grpo", "ddp", "lora"),
     ("distill", "fsdp2", "full"),
+    ("grpo-turns", "ddp", "lora"),
 )
 
 
@@ -121,6 +136,8 @@ def world(tmp_path_factory) -> Path:
     for name, records in tables.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "score.py").write_text(SCORE)
+    (folder / "tool.py").write_text(TOOL)
+    curt(folder / "curt")
     return folder
 
 
@@ -200,7 +217,7 @@ def test_two_ranks_do_what_one_does(server, world, alone, method, engine, adapte
     single, both = alone(method, adapter), trained(server, world, name, method, adapter, ENGINES[engine])
     losses, weights = apart(single, both)
     assert both.answers == single.answers  # every rank's, in one order
-    assert (len(both.answers) > 0) == (method == "grpo")
+    assert (len(both.answers) > 0) == method.startswith("grpo")
     for key, value in {"cell": name, "losses": losses, "weights": weights}.items():
         record_property(key, value)
     assert losses <= LOSS_TOLERANCE

@@ -28,6 +28,7 @@ NOT_OF_THIS_RUN = {
     "qat.json",
     "quantised/",
     "answers.jsonl",
+    "turns-RANK.jsonl",
     "samples.jsonl",
     "tensorboard/",
     "wandb/",

@@ -6,6 +6,7 @@ ordinary ones under their real names, a BOS that the post-processor adds, EOS = 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -107,4 +108,18 @@ def tiny_judge(folder: Path, *, weight: torch.Tensor | None = None, bias: float 
     weight = torch.linspace(-1, 1, keys.get("hidden", 32))[None] if weight is None else weight
     head = {"v_head.summary.weight": weight, "v_head.summary.bias": torch.tensor([bias])}
     save_file(head, folder / "value_head.safetensors")
+    return folder
+
+
+def curt(folder: Path, every: int = 6) -> Path:
+    """A `tiny_llama` whose answers end soon: about one token in `every` is <|eot_id|>, whatever stands before it."""
+    tiny_llama(folder)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    stop = PreTrainedTokenizerFast.from_pretrained(folder).convert_tokens_to_ids("<|eot_id|>")
+    width, words = model.config.hidden_size, model.config.vocab_size
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 0.3  # the rest is about 0.02, so it is most of every norm
+        model.lm_head.weight[:, 0] = 0
+        model.lm_head.weight[stop, 0] = math.log((words - 1) / (every - 1)) / math.sqrt(width)
+    model.save_pretrained(folder)
     return folder

@@ -178,11 +178,27 @@ class RewardTerm(Section):
         return "/" in name and not (is_address(name) or is_function(name) or name.startswith("entry_point:"))
 
 
+class EnvironmentTerm(Section):
+    name: Annotated[Text, Field(examples=["tools.py:Calculator"])]
+    """FILE.py:CLASS, MODULE:CLASS or entry_point:NAME: a class with reset and step, see docs/grpo.md."""
+    weight: Annotated[float, Number] = 1.0
+    """Weight of its rewards, summed over an answer's turns, among grpo.rewards; 0: they are only logged."""
+    turns: Count = 4
+    """Maximum turns of the policy in an answer."""
+    seconds: Positive = 60.0
+    """Time limit of one reply of the environment."""
+
+
 class GrpoConfig(Section):
     rewards: list[Annotated[RewardTerm, ShortForm("name")]] = Field(
         default=[], examples=[["numeric"], [{"name": "numeric"}, {"name": "style.py:short", "weight": 0.1}]]
     )
     """Rewards: a list of names or of {name, weight}. The score is their weighted sum."""
+    environment: Annotated[
+        Annotated[EnvironmentTerm, ShortForm("name")] | None, Field(examples=["tools.py:Calculator"])
+    ] = None
+    """Environment that answers the policy between its turns, such as a tool; a name or {name, turns, ...}. Its rewards
+    are added to those of grpo.rewards. null: answers have one turn."""
     run_code: Flag = False
     """Allow the reward code to run programs that the model writes, sandboxed as described in SECURITY.md."""
     loss: GroupLoss = "dapo"
@@ -198,7 +214,8 @@ class GrpoConfig(Section):
     """Generate answers this many rollouts before they are trained on, with a policy that is this many rollouts old;
     probability ratios are relative to that policy."""
     max_new_tokens: Count = 256
-    """Maximum tokens per answer; a prompt has at most data.max_length minus this."""
+    """Maximum tokens per answer, all its turns and what an environment says included; a prompt has at most
+    data.max_length minus this."""
     temperature: Positive = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1), Number] = 1.0

@@ -82,6 +82,8 @@ POLICIES: dict[str, Rule] = {
     "ppo.vllm_url": Rule("free", "the server may have been moved"),
     "grpo": Rule("refused", "the policy so far was trained with the old settings"),
     "grpo.rewards": Rule("free", "a file may have been moved; the reward function is compared"),
+    "grpo.environment.name": Rule("free", "a file may have been moved; the environment is compared"),
+    "grpo.environment.seconds": Rule("warned", "other answers of the environment may be too late"),
     "grpo.patience": Rule("warned", "the run may stop at another step"),
     "grpo.mismatch": Rule("warned", "the run may stop at another step"),
     "grpo.mismatch_bound": Rule("warned", "the run may stop at another step"),

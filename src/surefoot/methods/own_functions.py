@@ -63,7 +63,7 @@ def own_function(text: str, key: str) -> Callable[..., Any]:
         own = [
             one
             for one, value in vars(module).items()
-            if isinstance(value, FunctionType) and value.__module__ == module.__name__ and one[0] != "_"
+            if isinstance(value, FunctionType | type) and value.__module__ == module.__name__ and one[0] != "_"
         ]
         near = nearest_word(name, own)
         has = f"it has {', '.join(own)}" if own else "it has no function"

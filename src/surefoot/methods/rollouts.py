@@ -21,7 +21,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, PromptBatch, RecordName
 from surefoot.data.batching.loader import prompt_batches
 from surefoot.data.batching.order import ANSWERS, EVALUATIONS
-from surefoot.data.batching.rollouts import Cycles, answered_rows
+from surefoot.data.batching.rollouts import Cycles, answered_rows, drawn_count
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.method import LoadedModels, Task
@@ -111,7 +111,7 @@ def answers_of_all(
 
     written: this rank's answers to the prompts at `places`.
     """
-    own = {place: _to_row(answer) for place, answer in zip(places, written, strict=True)}
+    own = {place: _to_row(answer, prompts[place]) for place, answer in zip(places, written, strict=True)}
     rows = gather_rows(own, len(prompts), totals)
     return tuple(_from_row(prompt, row) for prompt, row in zip(prompts, rows, strict=True))
 
@@ -123,7 +123,8 @@ def answered_batches(answers: Sequence[Rollout], micro: int, pad_id: int) -> Ite
     answered.sort(key=lambda place: len(answers[place].prompt) + len(answers[place].response), reverse=True)
     for start in range(0, len(answered), micro):
         chosen = answered[start : start + micro]
-        yield answered_rows([(answers[place].prompt, answers[place].response, place) for place in chosen], pad_id)
+        rows = [(one.prompt, one.response, one.pieces, place) for place in chosen for one in (answers[place],)]
+        yield answered_rows(rows, pad_id)
 
 
 def by_answer(
@@ -131,12 +132,12 @@ def by_answer(
 ) -> Iterator[tuple[int, list[Sequence[float]]]]:
     """Yield (index, its part of each table) for the answers of a batch of `answered_batches`; none for an empty one.
 
-    tables: a number for each response token of the batch, in order.
+    tables: a number for each drawn token of the batch, in order.
     """
     start = 0
     for place in batch.examples:
         assert isinstance(place, int)
-        end = start + len(answers[place].response)
+        end = start + answers[place].drawn
         yield place, [numbers[start:end] for numbers in tables]
         start = end
 
@@ -162,23 +163,30 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _to_row(answer: Rollout) -> list[float]:
-    row = [float(answer.stopped), float(len(answer.response)), *map(float, answer.response), *(answer.logprobs or ())]
+def _to_row(answer: Rollout, prompt: tuple[int, ...]) -> list[float]:
+    """prompt: the one that was asked; the answer's own is told only where an environment has changed it."""
+    own = () if answer.prompt == prompt else answer.prompt
+    row: list[float] = [answer.stopped, answer.logprobs is not None]
+    for part in (own, answer.pieces, answer.response):
+        row += [len(part), *part]
+    row += answer.logprobs or ()
     for place in answer.kept or ():
-        row += [float(len(place)), *map(float, place)]
-    return row
+        row += [len(place), *place]
+    return list(map(float, row))
 
 
 def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
-    stopped, size, *rest = row
-    end = int(size)
-    response, logprobs, more = rest[:end], rest[end : 2 * end], rest[2 * end :]
-    kept: list[tuple[int, ...]] = []
-    start = 0
-    while start < len(more):
-        begin, start = start + 1, start + 1 + int(more[start])
-        kept.append(tuple(map(int, more[begin:start])))
-    return Rollout(prompt, tuple(map(int, response)), bool(stopped), tuple(logprobs) or None, tuple(kept) or None)
+    stopped, told, *rest = row
+    numbers = iter(rest)
+
+    def part() -> tuple[int, ...]:
+        size = int(next(numbers))
+        return tuple(int(next(numbers)) for _ in range(size))
+
+    own, pieces, response = part(), part(), part()
+    logprobs = tuple(next(numbers) for _ in range(drawn_count(response, pieces))) if told else None
+    kept = tuple(tuple(int(next(numbers)) for _ in range(int(size))) for size in numbers)
+    return Rollout(own or prompt, response, bool(stopped), logprobs or None, kept or None, pieces)
 
 
 # How many times more rows are generated at once than are trained on: the keys and values of a token are less than an

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -30,15 +30,20 @@ class Waits:
         self._longest: dict[str, float] = {}
 
     @contextmanager
-    def during(self, kind: str, what: str) -> Iterator[None]:
-        """Report the block if it takes too long. kind: waits to compare with. what: text of the message."""
+    def during(self, kind: str, what: str | Callable[[], str]) -> Iterator[None]:
+        """Report the block if it takes too long.
+
+        kind: waits to compare with.
+        what: text of the message, or what makes it when it is shown.
+        """
         began, clock, over = time.monotonic(), datetime.now(UTC), threading.Event()
 
         def watch() -> None:
             wait = max(LEAST, _SLOWER * self._longest.get(kind, 0.0))
             while not over.wait(wait):
                 seconds = time.monotonic() - began
-                self._notify(f"{what} since {clock:%H:%M:%S} UTC, for {seconds:.0f} s now")
+                said = what if isinstance(what, str) else what()
+                self._notify(f"{said} since {clock:%H:%M:%S} UTC, for {seconds:.0f} s now")
                 wait = seconds
 
         thread = threading.Thread(target=watch, name=f"waits for {kind}", daemon=True)

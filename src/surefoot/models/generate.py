@@ -137,12 +137,14 @@ def draw_steps(
     decoding: Decoding,
     *,
     places: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     keep_going: Callable[[bool], bool] = bool,
     pictures: Pictures | None = None,
 ) -> Iterator[Drawn]:
     """Like `decode`, but yield the tokens with their log-probabilities.
 
     places: index of each prompt's sampling stream; None for its row.
+    limits: most tokens of each answer; None: decoding.max_new_tokens.
     keep_going: called before every step with whether this rank has unfinished answers. If the forward pass has
         collectives, it returns whether any rank has, and all ranks take the step, even those without prompts.
     pictures: image inputs of the prompt; there must be only one prompt then. The model computes its positions itself.
@@ -161,7 +163,7 @@ def draw_steps(
     longest = ids.shape[1]
     streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]
     rows = list(range(len(prompts)))  # row of the batch -> index of the prompt
-    for _ in range(decoding.max_new_tokens):
+    for count in range(1, decoding.max_new_tokens + 1):
         if not keep_going(bool(running)):
             return
         padded = any(len(prompts[row]) < longest for row in rows)
@@ -183,6 +185,7 @@ def draw_steps(
             kept = None if told is None else told.tokens(going)
             yield Drawn([rows[i] for i in going], [tokens[i] for i in going], [likely[i] for i in going], kept)
         running -= {rows[place] for place in going if tokens[place] in decoding.stop_ids}
+        running -= {row for row in running if limits is not None and count >= limits[row]}
         ids = chosen.unsqueeze(1)
         mask = torch.cat((mask, torch.ones_like(ids)), dim=1)
         if running and len(rows) - len(running) >= len(rows) * _FINISHED:

@@ -14,6 +14,7 @@ and log-probabilities equal up to rounding, however the prompts are split.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from surefoot.data.batching.rollouts import drawn_count
 from surefoot.models.generate import Decoding, draw_steps
 from surefoot.models.modes import eval_mode
 
@@ -32,10 +34,12 @@ class Rollout:
 
     prompt, response: token ids; the response ends with its stop token, if it has one.
     stopped: whether it ended with a stop token, not at the limit.
-    logprobs: of each response token at the temperature, over all tokens or over `kept`, as requested; None if the
+    logprobs: of each sampled token at the temperature, over all tokens or over `kept`, as requested; None if the
         engine does not return them. Non-finite values of a diverged model are returned as they are.
-    kept: for each response token the tokens that could be sampled at its position; None if not requested, or if all
+    kept: for each sampled token the tokens that could be sampled at its position; None if not requested, or if all
         could.
+    pieces: lengths of the stretches of the response, alternately sampled and given by an environment, beginning and
+        ending with a sampled one; () if all was sampled.
     """
 
     prompt: tuple[int, ...]
@@ -43,15 +47,32 @@ class Rollout:
     stopped: bool
     logprobs: tuple[float, ...] | None
     kept: tuple[tuple[int, ...], ...] | None = None
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """Number of drawn tokens."""
+        return drawn_count(self.response, self.pieces)
+
+    @property
+    def stretches(self) -> list[tuple[int, ...]]:
+        """The tokens of each piece; of the response where all was drawn."""
+        ends = list(itertools.accumulate(self.pieces or [len(self.response)]))
+        return [self.response[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 class Rollouts(Protocol):
     def answer(
-        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding,
+        places: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """Return one answer per prompt (token ids, at least one), in order.
 
         places: number of each prompt among those of all ranks, which selects its random stream; None: the order here.
+        limits: maximum tokens of each answer, none above decoding.max_new_tokens; None: that for all.
         """
         ...
 
@@ -75,20 +96,27 @@ class EmbeddedRollouts:
         self._policy, self._rows, self._context, self._keep_going = policy, rows, context, keep_going
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding,
+        places: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
     ) -> list[Rollout]:
         numbers = range(len(prompts)) if places is None else places
+        most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}
         with eval_mode(self._policy):
             while self._keep_going(bool(waiting)):
                 batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
-                found = self._batch([prompts[one] for one in batch], [numbers[one] for one in batch], decoding)
+                found = self._batch(*([every[one] for one in batch] for every in (prompts, numbers, most)), decoding)
                 answers.update(zip(batch, found, strict=True))
         return [answers[one] for one in range(len(prompts))]
 
     @torch.no_grad()
-    def _batch(self, prompts: Sequence[Sequence[int]], places: Sequence[int], decoding: Decoding) -> list[Rollout]:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[int], limits: Sequence[int], decoding: Decoding
+    ) -> list[Rollout]:
         """Take part in the steps of the other ranks without own prompts."""
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
@@ -96,7 +124,10 @@ class EmbeddedRollouts:
             [[] for _ in prompts] if decoding.among_kept and decoding.cuts else None
         )
         with self._context():
-            for drawn in draw_steps(self._policy, prompts, decoding, places=places, keep_going=self._keep_going):
+            steps = draw_steps(
+                self._policy, prompts, decoding, places=places, limits=limits, keep_going=self._keep_going
+            )
+            for drawn in steps:
                 for row, token, likely in zip(drawn.rows, drawn.tokens, drawn.logprobs, strict=True):
                     tokens[row].append(token)
                     logprobs[row].append(likely)

@@ -86,7 +86,11 @@ class VllmRollouts:
         self._version = name
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], decoding: Decoding, places: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding,
+        places: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """See `surefoot.models.rollout.Rollouts`. Raises EnvironmentFault for wrong answers."""
         cut = decoding.among_kept and decoding.cuts
@@ -95,7 +99,6 @@ class VllmRollouts:
             fix = "start it with --logprobs-mode processed_logprobs, or leave both out"
             raise EnvironmentFault(Fault(self._server.address, what, fix, code="SF-SERVER"))
         sampling = {
-            "max_tokens": decoding.max_new_tokens,
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,
             "top_k": decoding.top_k,
@@ -106,14 +109,15 @@ class VllmRollouts:
             "detokenize": False,
         }
 
-        def one(number: int, prompt: Sequence[int]) -> Rollout:
-            own = sampling | {"seed": _seed(decoding.seed, number)}
+        def one(number: int, prompt: Sequence[int], limit: int) -> Rollout:
+            own = sampling | {"max_tokens": limit, "seed": _seed(decoding.seed, number)}
             said = self._server.post(_PATH, {"model": self._model, "token_ids": list(prompt), "sampling_params": own})
-            return self._rollout(prompt, said, decoding)
+            return self._rollout(prompt, said, replace(decoding, max_new_tokens=limit))
 
         numbers = range(len(prompts)) if places is None else places
+        most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(prompts)))) as pool:
-            found = list(pool.map(one, numbers, prompts))
+            found = list(pool.map(one, numbers, prompts, most))
         return found if self._tells(decoding) else [replace(one, logprobs=None) for one in found]
 
     def _tells(self, decoding: Decoding) -> bool:

@@ -201,7 +201,9 @@ def _answer_row(name: str, one: Record) -> tuple[str, ...]:
         + (f", {part['reason']}" if part.get("reason") else "")
         for label, part in one["rewards"].items()
     ]
-    texts = (shortened(str(one.get(key, "")), _MOST_CELL) for key in ("prompt", "answer"))
+    turns = one.get("turns")
+    answer = " → ".join(map(str, turns)) if isinstance(turns, list) else str(one.get("answer", ""))
+    texts = (shortened(text, _MOST_CELL) for text in (str(one.get("prompt", "")), answer))
     return (name, "" if score is None else f"{score:.4g}", "; ".join(said), *texts, str(one.get("tokens", "")))
 
 

@@ -114,7 +114,7 @@ def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault
 def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fault]:
     """A stage with rollouts without a reward, ppo with two, or a reward for another stage."""
     if config.method.rollouts and not config.method.critic:
-        if config.grpo.rewards or reward is not None:
+        if config.grpo.rewards or config.grpo.environment is not None or reward is not None:
             return []
         fix = "name some, such as [numeric]; from Python pass reward="
         return [Fault("grpo.rewards", f"stage {config.stage} needs a reward for its answers", fix, code="SF-REWARD")]

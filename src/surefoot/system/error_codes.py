@@ -237,6 +237,10 @@ CODES: dict[str, ErrorCode] = {
         "A run on rewards learned nothing: scores never differed, every update was cut, or the adapter never moved.",
         "docs/grpo.md explains each under a run that learns nothing. Nothing was published.",
     ),
+    "SF-ENVIRONMENT": ErrorCode(
+        "An environment (grpo.environment) fails, answers otherwise than described, or has no place in the template.",
+        "docs/grpo.md describes environments, under turns with tools.",
+    ),
     "SF-REWARD": ErrorCode(
         "A reward in grpo.rewards is unknown, lacks a key, or finds no reference answer in a record.",
         "docs/grpo.md lists the rewards and their keys.",

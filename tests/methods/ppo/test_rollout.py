@@ -92,7 +92,7 @@ SILENT = (replace(ANSWERS[0], logprobs=None), replace(ANSWERS[2], response=(), l
 
 @pytest.mark.parametrize("answer", [*ANSWERS, *SILENT])
 def test_answers_travel_between_ranks_as_they_are(answer):
-    assert _from_row(answer.prompt, _to_row(answer)) == answer
+    assert _from_row(answer.prompt, _to_row(answer, answer.prompt)) == answer
 
 
 def at_the_start() -> Experience:

@@ -5,7 +5,7 @@ answers, is a multiple of the group size. `Cycles` decides which prompts a rollo
 
 An episode is one answer with its advantage. Checkpoints inside a cycle store the episodes as a few flat tensors.
 
-Shapes: N response tokens of a batch, B answers of a batch, n tokens of one answer, M candidate tokens in total.
+Shapes: N drawn tokens of a batch, B answers of a batch, n drawn tokens of one answer, M candidate tokens in total.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from surefoot.data.batching.batch import RecordName, RowsBatch
-from surefoot.data.batching.rollouts import answered_rows
+from surefoot.data.batching.rollouts import answered_rows, drawn_count
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class GroupEpisode:
     weights: [n] fp32, factor of each token's loss; None: 1.
     kept: for each position, the candidate tokens that sampling (top-k, top-p) allowed, over which probabilities are
         normalised; None: the whole vocabulary.
+    pieces: which stretches of the response an environment gave, as in `drawn_mask`.
     """
 
     place: int
@@ -47,6 +48,12 @@ class GroupEpisode:
     reference: torch.Tensor | None
     weights: torch.Tensor | None = None
     kept: tuple[tuple[int, ...], ...] | None = None
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """n, the number of tokens that are learned from."""
+        return drawn_count(self.response, self.pieces)
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,11 @@ def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, 
 
 
 def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> GroupBatch:
-    weight = sum(one.counted * len(one.response) for one in episodes) if of_tokens else len(episodes)
+    weight = sum(one.counted * one.drawn for one in episodes) if of_tokens else len(episodes)
     return GroupBatch(
-        answered_rows([(one.prompt, one.response, one.number) for one in episodes], pad_id),
+        answered_rows([(one.prompt, one.response, one.pieces, one.number) for one in episodes], pad_id),
         torch.cat([one.logprobs for one in episodes]),
-        torch.cat([torch.full((len(one.response),), one.advantage) for one in episodes]),
+        torch.cat([torch.full((one.drawn,), one.advantage) for one in episodes]),
         torch.tensor([float(one.counted) for one in episodes]),
         weight,
         _joined([one.reference for one in episodes]),
@@ -124,6 +131,9 @@ def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tenso
         kept = [place for one in episodes for place in one.kept or ()]
         optional["kept_sizes"] = torch.tensor([len(place) for place in kept])
         optional["kept"] = torch.tensor([token for place in kept for token in place], dtype=torch.int32)
+    if any(one.pieces for one in episodes):
+        optional["piece_counts"] = torch.tensor([len(one.pieces) for one in episodes])
+        optional["pieces"] = torch.tensor([length for one in episodes for length in one.pieces])
     return {
         "places": torch.tensor([(one.place, one.member) for one in episodes]),
         "prompts": torch.tensor([token for one in episodes for token in one.prompt]),
@@ -144,7 +154,11 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
     """
     if not numbers:
         return ()
-    lengths = tensors["response_lengths"].tolist()
+    responses = [tuple(one.tolist()) for one in tensors["responses"].split(tensors["response_lengths"].tolist())]
+    pieces = [()] * len(numbers)
+    if "pieces" in tensors:
+        pieces = [tuple(one.tolist()) for one in tensors["pieces"].split(tensors["piece_counts"].tolist())]
+    lengths = [drawn_count(*one) for one in zip(responses, pieces, strict=True)]
     prompts = tensors["prompts"].split(tensors["prompt_lengths"].tolist())
     nothing = [None] * len(numbers)
     references, weights = (
@@ -156,11 +170,11 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
         places = iter(tensors["kept"].split(tensors["kept_sizes"].tolist()))
         kept = [tuple(tuple(next(places).tolist()) for _ in range(length)) for length in lengths]
     return tuple(
-        GroupEpisode(place, member, tuple(prompt.tolist()), tuple(response.tolist()), number, *own)
+        GroupEpisode(place, member, tuple(prompt.tolist()), response, number, *own)
         for (place, member), prompt, response, number, *own in zip(
             tensors["places"].tolist(),
             prompts,
-            tensors["responses"].split(lengths),
+            responses,
             numbers,
             tensors["advantages"].tolist(),
             tensors["counted"].tolist(),
@@ -168,6 +182,7 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
             references,
             weights,
             kept,
+            pieces,
             strict=True,
         )
     )

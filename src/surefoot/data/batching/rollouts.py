@@ -162,9 +162,26 @@ class PpoBatch(RowsBatch):
         return replace(self, rows=self.rows.blank(), text=None if self.text is None else self.text.blank())
 
 
-def answered_rows(answers: Sequence[tuple[Sequence[int], Sequence[int], RecordName]], pad_id: int) -> Batch:
-    """Build padded rows from (prompt, response, record name); targets are the responses' tokens."""
-    return collate([_example(prompt, response, number) for prompt, response, number in answers], pad_id)
+Answered = tuple[Sequence[int], Sequence[int], Sequence[int], RecordName]  # prompt, response, its pieces, record name
+
+
+def answered_rows(answers: Sequence[Answered], pad_id: int) -> Batch:
+    """Build padded rows; targets are the drawn tokens of the responses. pieces: as in `drawn_mask`."""
+    return collate([_example(*one) for one in answers], pad_id)
+
+
+def drawn_mask(response: Sequence[int], pieces: Sequence[int]) -> np.ndarray:
+    """[R] bool, whether a token of the response was drawn by the policy.
+
+    pieces: lengths of its stretches, in turns drawn and given by an environment; () if all was drawn.
+    """
+    lengths = pieces or [len(response)]
+    return np.repeat(np.arange(len(lengths)) % 2 == 0, lengths)
+
+
+def drawn_count(response: Sequence[int], pieces: Sequence[int]) -> int:
+    """Number of drawn tokens of a response."""
+    return sum(pieces[::2]) if pieces else len(response)
 
 
 def episode_batches(episodes: Sequence[Episode], micro: int, pad_id: int) -> list[PpoBatch]:
@@ -186,14 +203,14 @@ def with_texts(batches: Sequence[PpoBatch], texts: Sequence[Batch]) -> list[PpoB
     return [replace(batch, text=text, text_share=share) for batch, (text, share) in zip(batches, added, strict=True)]
 
 
-def _example(prompt: Sequence[int], response: Sequence[int], number: RecordName) -> Example:
+def _example(prompt: Sequence[int], response: Sequence[int], pieces: Sequence[int], number: RecordName) -> Example:
     ids = np.array([*prompt, *response], dtype=np.int64)
-    return Example(ids, np.arange(len(ids)) >= len(prompt), number)
+    return Example(ids, np.append(np.zeros(len(prompt), dtype=bool), drawn_mask(response, pieces)), number)
 
 
 def _batch(episodes: Sequence[Episode], pad_id: int) -> PpoBatch:
     return PpoBatch(
-        answered_rows([(one.prompt, one.response, one.number) for one in episodes], pad_id),
+        answered_rows([(one.prompt, one.response, (), one.number) for one in episodes], pad_id),
         torch.cat([one.logprobs for one in episodes]),
         torch.cat([one.advantages for one in episodes]),
         torch.cat([one.returns for one in episodes]),

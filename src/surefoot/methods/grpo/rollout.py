@@ -7,7 +7,8 @@ too, so that all compute the same advantages.
 Log-probabilities are recomputed by the training code, unless the first rollout showed that the engine's differ by
 rounding only (`surefoot.methods.ppo.checks.drawn_suffice`).
 
-Shapes: P groups of G answers, E = P G answers group by group, R response tokens of the longest.
+Shapes: P groups of G answers, E = P G answers group by group, R drawn tokens of the answer with most of them. Tokens
+that an environment gave (`surefoot.methods.environments`) are in no table: nothing is learned from them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from surefoot.data.batching.groups import GroupEpisode, kept_index
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.method_facts.losses import GroupLossFacts
+from surefoot.methods.environments.talks import ENVIRONMENT, Heard, counted
 from surefoot.methods.grpo.memory import Figures
 from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalised, without_spread
 from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
@@ -57,20 +59,24 @@ class Scoring:
     waits: Waits
 
     def grade(
-        self, answers: Sequence[Rollout], places: Sequence[int], by_models: Mapping[str, Sequence[float | None]]
+        self, heard: Heard, places: Sequence[int], by_models: Mapping[str, Sequence[float | None]]
     ) -> tuple[list[Graded], list[str]]:
         """Return the scores, and each answer with its scores as JSON for the run folder.
 
         places: index of each answer's prompt in the data.
         by_models: as in `Answers`.
         """
+        answers = heard.answers
+        turns = [self._turns(one, heard.given[place] if heard.given else ()) for place, one in enumerate(answers)]
         asked = Answers(
             [self._text(one.prompt) for one in answers],
-            [self._text(one.response) for one in answers],
+            [said[-1] for said in turns],
             [one.response for one in answers],
             [self.data.record(place) for place in places],
             [one.stopped for one in answers],
             by_models,
+            heard.scores,
+            turns if heard.given else (),
         )
 
         def asking(label: str) -> AbstractContextManager[None]:
@@ -84,15 +90,22 @@ class Scoring:
                     "prompt": prompt,
                     "answer": response,
                     "tokens": len(ids),
+                    **({"turns": said} if len(said) > 1 else {}),
                     "ended": ended,
                     "score": one.total if math.isfinite(one.total) else None,
                     "rewards": {label: _kept(part) for label, part in one.parts.items()},
                 }
             )
-            for place, prompt, response, ids, ended, one in zip(
-                places, asked.prompts, asked.responses, asked.response_ids, asked.stopped, graded, strict=True
+            for place, prompt, response, ids, said, ended, one in zip(
+                places, asked.prompts, asked.responses, asked.response_ids, turns, asked.stopped, graded, strict=True
             )
         ]
+
+    def _turns(self, answer: Rollout, given: Sequence[str]) -> list[str]:
+        """The texts of an answer: the policy's, with the environment's between them."""
+        drawn = [self._text(ids) for ids in answer.stretches[::2]]
+        between = zip(drawn[1:], given, strict=False)  # none for what an answer ended with
+        return [drawn[0], *(text for own, said in between for text in (said, own))]
 
     def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -138,8 +151,9 @@ class GroupRollout:
     outcomes: number of lost rewards by outcome.
     scores: [E], weighted sums of the rewards, NaN if there is none.
     learned: [E], values used for learning: the scores, or their replacement.
-    lengths: [E].
+    lengths: [E], drawn tokens.
     drawn: [E, R], log-probabilities of the generating engine, NaN if it gives none.
+    talked: sums over the answers of what happened between turns, by name; {} without an environment.
     """
 
     answers: tuple[Rollout, ...]
@@ -149,6 +163,7 @@ class GroupRollout:
     learned: torch.Tensor
     lengths: torch.Tensor
     drawn: torch.Tensor
+    talked: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def real(self) -> torch.Tensor:
@@ -161,31 +176,37 @@ def scored_rollout(
     places: Sequence[int],
     rewards: Sequence[Reward],
     totals: Totals,
+    talked: Mapping[str, float],
 ) -> GroupRollout:
-    """Gather the scores of all ranks; this rank's are at `places` of the rollout. Collective."""
+    """Gather the scores of all ranks; this rank's are at `places` of the rollout. Collective.
+
+    talked: as in `GroupRollout`, of this rank's answers.
+    """
     labels = [one.label for one in rewards]
     own = {
         place: [one.total, *(one.parts[label].value for label in labels)]
         for place, one in zip(places, graded, strict=True)
     }
     table = torch.tensor(gather_rows(own, len(answers), totals), dtype=torch.float64).reshape(len(answers), -1)
-    lost = Counter(part.outcome for one in graded for part in one.parts.values())
+    lost = Counter(part.outcome for one in graded for label, part in one.parts.items() if label != ENVIRONMENT)
     counts = totals([float(lost[name]) for name in LOST])
-    width = max(1, *(len(one.response) for one in answers))
+    width = max(1, *(one.drawn for one in answers))
     return GroupRollout(
         answers,
         {label: table[:, 1 + column] for column, label in enumerate(labels)},
         {name: int(count) for name, count in zip(LOST, counts, strict=True)},
         table[:, 0],
         table[:, 0],
-        torch.tensor([len(one.response) for one in answers]),
-        as_table([one.logprobs or [torch.nan] * len(one.response) for one in answers], width),
+        torch.tensor([one.drawn for one in answers]),
+        as_table([one.logprobs or [torch.nan] * one.drawn for one in answers], width),
+        dict(zip(talked, totals(list(talked.values())), strict=True)),
     )
 
 
 def with_penalty(rollout: GroupRollout, limit: int, buffer: int) -> GroupRollout:
-    """Subtract the penalty of long answers, see `overlong_penalty`."""
-    penalty = overlong_penalty(rollout.lengths, limit, buffer)
+    """Subtract the penalty of long answers, see `overlong_penalty`. One that any limit ended is as long as `limit`."""
+    sizes = [len(one.response) if one.stopped else limit for one in rollout.answers]
+    penalty = overlong_penalty(torch.tensor(sizes), limit, buffer)
     return replace(rollout, parts={**rollout.parts, OVERLONG: penalty}, learned=rollout.learned + penalty)
 
 
@@ -214,6 +235,7 @@ def with_groups(rollout: GroupRollout, groups: Sequence[int], others: GroupRollo
         both(rollout.learned, others.learned),
         both(rollout.lengths, others.lengths),
         both(*(nn.functional.pad(one.drawn, (0, width - one.drawn.shape[1])) for one in (rollout, others))),
+        {name: count + others.talked[name] for name, count in rollout.talked.items()},
     )
 
 
@@ -299,15 +321,16 @@ def to_episodes(
         GroupEpisode(
             place // terms.group,
             place % terms.group,
-            prompts.ids[place],
+            answer.prompt,
             answer.response,
             prompts.records[place],
             float(advantages[place]),
             answer.stopped or not terms.masks_overlong,
-            logprobs[place, : len(answer.response)].clone(),
-            None if reference is None else reference[place, : len(answer.response)].clone(),
-            None if weights is None else weights[place, : len(answer.response)].clone(),
+            logprobs[place, : answer.drawn].clone(),
+            None if reference is None else reference[place, : answer.drawn].clone(),
+            None if weights is None else weights[place, : answer.drawn].clone(),
             answer.kept,
+            answer.pieces,
         )
         for place, answer in enumerate(rollout.answers)
         if known[place]
@@ -339,6 +362,7 @@ def _figures(
     if len(own.parts) > 1:
         metrics |= {f"reward_{label}": _mean(values) for label, values in own.parts.items()}
     metrics |= {f"rewards_{name}": float(count) for name, count in rollout.outcomes.items() if count}
+    metrics |= counted(rollout.talked, sum(len(one.answers) for one in drawn))
     if reference is not None:
         metrics["kl"] = float(answer_kl(logprobs, reference, rollout.real).double().mean())
     metrics |= more

@@ -19,6 +19,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.methods.environments.talks import Asked, Heard, Talks, counted, episode_seed
 from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
 from surefoot.methods.grpo.reward_models import RewardModel, model_scores, open_reward_models
 from surefoot.methods.grpo.rollout import (
@@ -34,6 +35,7 @@ from surefoot.methods.grpo.rollout import (
     with_penalty,
 )
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
+from surefoot.methods.grpo.turns import environment_reward, open_talks
 from surefoot.methods.losses.grpo import pass_at_k
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
@@ -52,7 +54,6 @@ from surefoot.methods.rollouts import (
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.modes import eval_mode, highest_dropout
-from surefoot.models.rollout import Rollout
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training.checkpoint import load_carried
 from surefoot.training.ranks import gather_texts
@@ -71,6 +72,9 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         "grpo.rewards": "; ".join(one.identity for one in rewards),
         "data.train": task.data.train.records_digest(),
     }
+    for one in environment_reward(config):
+        made_with["grpo.environment"] = one.identity
+        rewards = (one, *rewards)
     memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify)
     if loaded.checkpoint is not None:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
@@ -79,7 +83,9 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     reference = open_reference_model(run, loaded) if config.needs_reference else None
     engine = rollout_engine(config, run.plan, loaded)
     models = open_reward_models(run, loaded)
-    cycle = _Cycle(run, loaded, cycles, memory, engine, rewards, models, reference, notify, Waits(notify))
+    waits = Waits(notify)
+    talks = open_talks(run, loaded, waits, notify)
+    cycle = _Cycle(run, loaded, cycles, memory, engine, talks, rewards, models, reference, notify, waits)
     evaluate = None if task.data.eval is None else cycle.evaluate
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
 
@@ -93,6 +99,7 @@ class _Cycle:
     cycles: Cycles
     memory: GroupMemory
     engine: RolloutEngine
+    talks: Talks | None
     rewards: tuple[Reward, ...]
     reward_models: tuple[RewardModel, ...]
     reference: ReferenceModel | None
@@ -122,7 +129,7 @@ class _Cycle:
         assert data is not None
         self.engine.follow()
         prompts = prompts_at(data, range(len(data)))
-        found, _ = self._answer_and_score(prompts, data, range(len(data)), temperature=0.0)
+        found, _ = self._answer_and_score(step, prompts, data, range(len(data)), temperature=0.0)
         known = found.scores[found.scores.isfinite()]
         reward = float(known.mean()) if len(known) else float("nan")
         parts = {f"reward_{label}": float(values.nanmean()) for label, values in found.parts.items()}
@@ -136,7 +143,8 @@ class _Cycle:
             metrics={
                 "reward": reward,
                 **(parts if len(parts) > 1 else {}),
-                **self._passes_at(data),
+                **self._passes_at(step, data),
+                **counted(found.talked, len(found.answers)),
                 "response_length": float(found.lengths.double().mean()),
                 "ended": sum(one.stopped for one in found.answers) / len(found.answers),
             },
@@ -149,14 +157,16 @@ class _Cycle:
         ]
         return Measured(report, samples)
 
-    def _passes_at(self, data: TokenisedDataset) -> dict[str, float]:
+    def _passes_at(self, step: int, data: TokenisedDataset) -> dict[str, float]:
         """pass@k of answers sampled as in training, but without top_p and top_k. Unscored answers do not count."""
         grpo, seed = self.run.config.grpo, evaluation_seed(self.run.config.seed)
         count = grpo.eval_answers
         if not count:
             return {}
         where = [place for place in range(len(data)) for _ in range(count)]
-        found, _ = self._answer_and_score(prompts_at(data, where), data, where, temperature=grpo.temperature, seed=seed)
+        found, _ = self._answer_and_score(
+            step, prompts_at(data, where), data, where, temperature=grpo.temperature, seed=seed
+        )
         scores = found.scores.reshape(-1, count)
         passed, drawn = (scores >= grpo.eval_passes).sum(dim=1), scores.isfinite().sum(dim=1)
         sizes = sorted({count, *(2**power for power in range(count.bit_length()))})
@@ -234,6 +244,7 @@ class _Cycle:
         grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
         repeated = [one for one in where for _ in range(grpo.group)]
         rollout, kept = self._answer_and_score(
+            step,
             self._prompts(where),
             self.run.task.data.train,
             repeated,
@@ -296,6 +307,7 @@ class _Cycle:
 
     def _answer_and_score(
         self,
+        step: int,
         prompts: Prompts,
         data: TokenisedDataset,
         where: Sequence[int],
@@ -307,6 +319,7 @@ class _Cycle:
     ) -> tuple[GroupRollout, list[dict[str, Any]]]:
         """Generate and score answers; also return each answer's record for the run folder.
 
+        step: that they are for.
         where: index of each prompt in the data.
         """
         engine, tokens = self.loaded.engine, self.run.plan.tokenizer
@@ -315,11 +328,21 @@ class _Cycle:
             most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed, top_k, among_kept=True
         )
         places = range(engine.rank, len(prompts.ids), engine.world)
-        answering = self.waits.during("answering", f"the engine writes answers to {len(places)} prompts")
-        with torch.no_grad(), eval_mode(self.loaded.model), answering:
-            written: Sequence[Rollout] = self.engine.rollouts.answer(
-                [prompts.ids[place] for place in places], decoding, places
-            )
+        own = [prompts.ids[place] for place in places]
+        with torch.no_grad(), eval_mode(self.loaded.model):
+            if self.talks is None:
+                with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
+                    heard = Heard(self.engine.rollouts.answer(own, decoding, places))
+            else:
+                asked = Asked(
+                    own,
+                    [data.record(where[place]) for place in places],
+                    [prompts.records[place] for place in places],
+                    [episode_seed(seed, where[place]) for place in places],
+                    places,
+                )
+                heard = self.talks.hold(self.engine.rollouts, asked, decoding, step)
+        written = heard.answers
         with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
             answers = answers_of_all(prompts.ids, written, places, engine.totals)
         by_models: dict[str, list[float | None]] = {}
@@ -328,8 +351,8 @@ class _Cycle:
                 scores = model_scores(model, answers, self._passes)
             by_models[model.name] = [scores[place] for place in places]
         scoring = Scoring(self.rewards, self.run.tokenizer, data, self.waits)
-        graded, kept = scoring.grade(written, [where[place] for place in places], by_models)
+        graded, kept = scoring.grade(heard, [where[place] for place in places], by_models)
         with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
-            rollout = scored_rollout(answers, graded, places, self.rewards, engine.totals)
+            rollout = scored_rollout(answers, graded, places, self.rewards, engine.totals, heard.sums)
             texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), engine.totals)
         return rollout, [json.loads(text) for text in texts]

@@ -26,6 +26,9 @@ class Answers:
     records: the records of the prompts.
     stopped: whether the answer ended with a stop token.
     by_models: scores of reward models, by name; None for an answer without tokens.
+    by_environment: the environment's scores; empty without one.
+    turns: texts of each answer in turns: the model's, what the environment said, the model's, ...; a response is the
+        last of them. Empty without an environment.
     """
 
     prompts: Sequence[str]
@@ -34,6 +37,8 @@ class Answers:
     records: Sequence[Mapping[str, Any]]
     stopped: Sequence[bool]
     by_models: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    by_environment: Sequence[Score] = ()
+    turns: Sequence[Sequence[str]] = ()
 
     def __len__(self) -> int:
         return len(self.responses)
@@ -48,6 +53,8 @@ class Answers:
             self.records[part],
             self.stopped[part],
             {name: scores[part] for name, scores in self.by_models.items()},
+            self.by_environment[part],
+            self.turns[part],
         )
 
 

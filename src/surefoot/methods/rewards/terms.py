@@ -4,10 +4,11 @@
       rewards: [numeric, {name: style.py:short, weight: 0.1}, {name: "http://127.0.0.1:9000", weight: 0.5}]
 
 A user's function is called with two lists, prompts and responses, and with those of these keyword arguments that it
-declares: `response_ids`, `records`, and any field of the records by its name, each a list of the same length. It
-returns for each answer a number, {"score": number, "reason": text}, or None for no score. A server gets the same as
-JSON. Reward models have scored the answers before (`Answers.by_models`). A function that raises is called again for
-each answer separately: answers for which it raises have no score and are counted; if it raises for all, the run ends.
+declares: `response_ids`, `records`, with an environment `turns`, and any field of the records by its name, each a list
+of the same length. It returns for each answer a number, {"score": number, "reason": text}, or None for no score. A
+server gets the same as JSON. Reward models have scored the answers before (`Answers.by_models`). A function that raises
+is called again for each answer separately: answers for which it raises have no score and are counted; if it raises for
+all, the run ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import server
 
-_NO_REWARDS = ("std", "overlong")  # names in the log as reward_… that are not rewards
+_NO_REWARDS = ("std", "overlong", "environment")  # names in the log as reward_… that are not rewards
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ def _keywords(function: Callable[..., Any], answers: Answers) -> dict[str, Any]:
     """Return the keyword arguments of surefoot's convention."""
     offered = _fields(answers)
     offered |= {"response_ids": [list(ids) for ids in answers.response_ids], "records": list(answers.records)}
+    offered |= {"turns": [list(one) for one in answers.turns]} if answers.turns else {}
     return _named(function, {name: one for name, one in offered.items() if name not in ("prompts", "responses")}, 2)
 
 

@@ -1,0 +1,347 @@
+"""Answers in several turns: the policy draws one, the environment answers, until one of them or a limit ends it.
+
+    prompt | drawn, given, drawn, given, drawn
+
+The ids are put one behind another and none of them is ever made from text again: what was drawn stays as it was drawn,
+what the environment says is tokenised in the template's marks (`TurnMarks`). The next turn is drawn after exactly these
+ids, and the same ids are learned from, the drawn ones alone. Each turn draws from a stream of its own, a function of
+seed, place and turn.
+
+An answer ends where the environment says done; where a turn has no end (`max_new_tokens`), or what the environment says
+leaves no room for another token; and after `turns` turns. Only the first is an end, the others are limits.
+
+A call that raises or takes too long is made once more in a new episode, to which what was said before is said again. If
+that fails too, the answer has no score: it is left out and counted, as one whose reward failed. If no answer of a
+rollout could be talked through, the run ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.data.batching.batch import RecordName
+from surefoot.data.tokenize.turns import TurnMarks
+from surefoot.methods.environments.calls import Call, in_time
+from surefoot.methods.environments.opened import Environment, Episode
+from surefoot.methods.environments.recorded import Recorded, key_of
+from surefoot.methods.environments.replies import Reply, total
+from surefoot.methods.method import Notify
+from surefoot.methods.own_functions import one_line, place_in
+from surefoot.methods.rewards.answers import Outcome, Score, scored
+from surefoot.methods.waiting import Waits
+from surefoot.models.generate import Decoding
+from surefoot.models.rollout import Rollout, Rollouts
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
+from surefoot.system.messages import first_few
+
+ENVIRONMENT = "environment"  # its name among the rewards
+_REPEATED, _RAISED, _TIMED_OUT = "environment_repeated", "environment_raised", "environment_timed_out"
+_TURNS, _OVER_TURNS, _OVER_TOKENS = "turns", "over_turns", "over_tokens"
+_SUMS = (_TURNS, _OVER_TURNS, _OVER_TOKENS, _REPEATED, _RAISED, _TIMED_OUT)
+
+
+class _Changed(Exception):
+    """An environment does not answer as it did before."""
+
+
+@dataclass
+class _Talk:
+    """One answer while it is made.
+
+    place: its index among those of all ranks.
+    prompt: with what the environment said at the start.
+    room: most tokens of the response.
+    said, heard: the turns that were answered, and the replies; of the start as well, so there is one more of them.
+    lost: why it has no score.
+    """
+
+    place: int
+    record: Mapping[str, Any]
+    name: RecordName
+    seed: int
+    prompt: tuple[int, ...]
+    room: int
+    response: tuple[int, ...] = ()
+    pieces: list[int] = field(default_factory=list)
+    logprobs: tuple[float, ...] | None = ()
+    kept: tuple[tuple[int, ...], ...] | None = ()
+    said: list[str] = field(default_factory=list)
+    heard: list[Reply] = field(default_factory=list)
+    episode: Episode | None = None
+    goes_on: bool = True
+    stopped: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    lost: BaseException | None = None
+
+    def end(self, *, limit: str = "") -> None:
+        self.goes_on, self.stopped = False, not limit
+        if limit:
+            self.counts[limit] += 1
+
+    def draw(self, turn: Rollout) -> None:
+        self.response += turn.response
+        self.pieces.append(len(turn.response))
+        self.logprobs = None if self.logprobs is None or turn.logprobs is None else self.logprobs + turn.logprobs
+        self.kept = None if self.kept is None or turn.kept is None else self.kept + turn.kept
+        self.counts[_TURNS] += 1
+
+    def give(self, ids: tuple[int, ...]) -> None:
+        self.response += ids
+        self.pieces.append(len(ids))
+
+    @property
+    def rollout(self) -> Rollout:
+        pieces = tuple(self.pieces) if len(self.pieces) > 1 else ()
+        return Rollout(self.prompt, self.response, self.stopped, self.logprobs or None, self.kept or None, pieces)
+
+    @property
+    def outcome(self) -> Outcome:
+        return "timed_out" if isinstance(self.lost, TimeoutError) else "raised"
+
+    @property
+    def score(self) -> Score:
+        if self.lost is not None:
+            return Score(math.nan, one_line(self.lost), self.outcome)
+        return scored(total(self.heard), "; ".join(one.reason for one in self.heard if one.reason))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be answered: of this rank's prompts, in lists of equal length.
+
+    prompts: ids.
+    records: of the data.
+    names: of the records, for messages.
+    seeds: the environment's, equal for all answers to a prompt.
+    places: index of each answer among those of all ranks.
+    """
+
+    prompts: Sequence[tuple[int, ...]]
+    records: Sequence[Mapping[str, Any]]
+    names: Sequence[RecordName]
+    seeds: Sequence[int]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The answers; where an environment was asked, also its scores, its texts between the turns of each answer, and
+    sums over the answers of `_SUMS`."""
+
+    answers: Sequence[Rollout]
+    scores: Sequence[Score] = ()
+    given: Sequence[Sequence[str]] = ()
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Talks:
+    """Makes answers in turns.
+
+    turns: most turns of the policy.
+    seconds: for one answer of the environment.
+    anywhere: whether something is true of any rank's answers. Collective.
+    """
+
+    environment: Environment
+    marks: TurnMarks
+    tokenizer: PreTrainedTokenizerBase
+    turns: int
+    seconds: float
+    recorded: Recorded
+    anywhere: Callable[[bool], bool]
+    waits: Waits
+    notify: Notify
+
+    def hold(self, rollouts: Rollouts, asked: Asked, decoding: Decoding, step: int) -> Heard:
+        """Answer. Every rank must call it, with prompts or without. Raises InputError or EnvironmentFault where the
+        environment answers none of them.
+
+        decoding: max_new_tokens are those of all turns, and of what the environment says, together.
+        step: that the answers are for.
+        """
+        talks = [
+            _Talk(place, record, name, seed, tuple(prompt), decoding.max_new_tokens)
+            for prompt, record, name, seed, place in zip(
+                asked.prompts, asked.records, asked.names, asked.seeds, asked.places, strict=True
+            )
+        ]
+        self._ask(talks, step, decoding.seed)
+        for talk in talks:
+            if talk.heard and (text := talk.heard[0].text):
+                size = len(talk.prompt)
+                talk.prompt = self.marks.before_answer(talk.prompt, text)
+                talk.room -= len(talk.prompt) - size
+            if talk.room < 1:
+                talk.end(limit=_OVER_TOKENS)
+        turn = 0
+        while self.anywhere(any(talk.goes_on for talk in talks)):
+            self._turn(rollouts, [talk for talk in talks if talk.goes_on], decoding, turn, step)
+            turn += 1
+        for talk in talks:
+            self._close(talk)
+        self._tell_lost(talks, step)
+        sums = sum((talk.counts for talk in talks), Counter[str]())
+        return Heard(
+            [one.rollout for one in talks],
+            [one.score for one in talks],
+            [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in talks],
+            {name: sums[name] for name in _SUMS},
+        )
+
+    def _turn(self, rollouts: Rollouts, talks: list[_Talk], decoding: Decoding, turn: int, step: int) -> None:
+        own = replace(decoding, seed=_turn_seed(decoding.seed, turn))
+        with self.waits.during("answering", f"the engine writes turn {turn + 1} of {len(talks)} answers"):
+            drawn = rollouts.answer(
+                [(*talk.prompt, *talk.response) for talk in talks],
+                own,
+                [talk.place for talk in talks],
+                [talk.room - len(talk.response) for talk in talks],
+            )
+        for talk, answer in zip(talks, drawn, strict=True):
+            talk.draw(answer)
+            if not answer.stopped:
+                talk.end(limit=_OVER_TOKENS)
+        asking = [talk for talk in talks if talk.goes_on]
+        self._ask(asking, step, decoding.seed, [self._text(talk.response[-talk.pieces[-1] : -1]) for talk in asking])
+        for talk in asking:
+            if talk.lost is not None:
+                continue
+            if talk.heard[-1].done:
+                talk.end()
+            elif turn + 1 == self.turns:
+                talk.end(limit=_OVER_TURNS)
+            else:
+                ids = self.marks.after_answer(talk.heard[-1].turns)
+                if len(talk.response) + len(ids) < talk.room:
+                    talk.give(ids)
+                else:
+                    talk.end(limit=_OVER_TOKENS)
+
+    def _ask(self, talks: Sequence[_Talk], step: int, seed: int, turns: Sequence[str] | None = None) -> None:
+        """Get an answer for each. turns: texts of the newest ones; None: before the first."""
+        texts: Sequence[str | None] = [None] * len(talks) if turns is None else turns
+        keys = [key_of(step, seed, talk.place, (*talk.prompt, *talk.response)) for talk in talks]
+        replies: dict[int, Reply | BaseException] = {}
+        for place, key in enumerate(keys):
+            if (known := self.recorded.find(key)) is not None:
+                replies[place] = known
+        for attempt in range(2):
+            left = [place for place in range(len(talks)) if not isinstance(replies.get(place), Reply)]
+            if not left:
+                break
+            if attempt:
+                for place in left:
+                    talks[place].episode = None
+                    talks[place].counts[_REPEATED] += 1
+            replies |= self._live([talks[place] for place in left], [texts[place] for place in left], left, step, keys)
+        for place, (talk, text) in enumerate(zip(talks, texts, strict=True)):
+            reply = replies[place]
+            if isinstance(reply, Reply):
+                talk.heard.append(reply)
+                talk.said += [] if text is None else [text]
+            else:
+                talk.lost = reply
+                talk.end(limit=_TIMED_OUT if talk.outcome == "timed_out" else _RAISED)
+
+    def _live(
+        self, talks: Sequence[_Talk], texts: Sequence[str | None], places: Sequence[int], step: int, keys: Sequence[str]
+    ) -> dict[int, Reply | BaseException]:
+        pending: list[int] = []
+
+        def late(numbers: Sequence[int]) -> None:
+            pending[:] = numbers
+
+        def standing() -> str:
+            names = first_few([str(talks[number].name) for number in pending], 4)
+            return f"the environment {self.environment.name} is asked for {len(pending)} answers (records {names})"
+
+        calls = [
+            Call(
+                lambda talk=talk, text=text: self._call(talk, text),
+                self.seconds * (1 + (len(talk.heard) if talk.episode is None else 0)),
+                lambda said, place=place: self.recorded.keep(step, keys[place], said[1]),
+            )
+            for talk, text, place in zip(talks, texts, places, strict=True)
+        ]
+        with self.waits.during(ENVIRONMENT, standing):
+            found = in_time(calls, late)
+        replies: dict[int, Reply | BaseException] = {}
+        for talk, place, said in zip(talks, places, found, strict=True):
+            if isinstance(said, InputError):  # it cannot be read, and will not be
+                raise said
+            if isinstance(said, BaseException):
+                replies[place] = said
+            else:
+                talk.episode, replies[place] = said
+        return replies
+
+    def _call(self, talk: _Talk, text: str | None) -> tuple[Episode, Reply]:
+        """Say the newest turn; in a new episode all before it as well."""
+        episode = talk.episode
+        if episode is None:
+            episode = self.environment.make()
+            for before, known in zip([None, *talk.said], talk.heard, strict=False):  # nothing was heard before a reset
+                if self._say(episode, talk, before) != known:
+                    raise _Changed(f"turn {len(talk.heard)} needs an episode as before, which now answers otherwise")
+        return episode, self._say(episode, talk, text)
+
+    def _say(self, episode: Episode, talk: _Talk, text: str | None) -> Reply:
+        return episode.reset(talk.record, talk.seed) if text is None else episode.step(text)
+
+    def _close(self, talk: _Talk) -> None:
+        if talk.episode is not None and talk.lost is None:
+            in_time([Call(talk.episode.close, self.seconds, lambda said: None)], lambda numbers: None)
+        talk.episode = None
+
+    def _tell_lost(self, talks: Sequence[_Talk], step: int) -> None:
+        """One line for the answers that the environment lost. Raises if these are all."""
+        lost = [(talk, talk.lost) for talk in talks if talk.lost is not None]
+        if not lost:
+            return
+        talk, error = lost[0]
+        name = self.environment.name
+        what = f"the environment raised {one_line(error)}"
+        if isinstance(error, SurefootError):
+            what = error.faults[0].what
+        if talk.outcome == "timed_out":
+            what = f"the environment gave {error}"
+        if len(lost) == len(talks):
+            theirs = talk.outcome == "raised" and not isinstance(error, EnvironmentFault)
+            fault = Fault(place_in(error, name), f"{what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
+            raise (InputError if theirs else EnvironmentFault)(fault) from error
+        self.notify(
+            f"step {step}: {len(lost)} of {len(talks)} answers are lost, the first to record {talk.name}: "
+            f"{place_in(error, name)}: {what}"
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """With its control tokens, which calls of tools may be written in."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+def counted(sums: Mapping[str, float], answers: int) -> dict[str, float]:
+    """What is logged. sums: over so many answers, as in `Heard`; {} without an environment."""
+    if not sums:
+        return {}
+    shares = {name: sums[name] / answers for name in (_TURNS, _OVER_TURNS, _OVER_TOKENS)}
+    return shares | {name: sums[name] for name in (_REPEATED, _RAISED, _TIMED_OUT) if sums[name]}
+
+
+def episode_seed(seed: int, prompt: int) -> int:
+    """Seed of an environment's episodes. prompt: its place in the data."""
+    return int(np.random.SeedSequence([seed, prompt]).generate_state(1)[0])
+
+
+def _turn_seed(seed: int, turn: int) -> int:
+    """Seed of a turn's draws; that of the first is the answer's own."""
+    return seed if turn == 0 else int(np.random.SeedSequence([seed, turn]).generate_state(2, np.uint64)[0])
