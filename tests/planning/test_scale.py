@@ -80,7 +80,7 @@ def test_only_what_fits_is_promised(forecast):
 
 def test_a_machine_without_known_links_is_refused(forecast):
     with pytest.raises(InputError) as caught:
-        forecast("8B", FULL, "rtx4090")
+        forecast("8B", FULL, "l4")
     assert [(one.where, one.code) for one in caught.value.faults] == [("--hardware", "SF-USE-FLAG")]
 
 
@@ -97,6 +97,6 @@ def test_the_document_has_these_tables(forecast):
 
 
 def test_twin_with_another_efficiency_it_would_not(forecast, monkeypatch):
-    monkeypatch.setattr(module, "_EFFICIENCY", 0.5)
+    monkeypatch.setattr(module, "EFFICIENCY", 0.5)
     with pytest.raises(AssertionError):
         check_document(forecast)

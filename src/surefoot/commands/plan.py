@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "--hardware", "machine", metavar="NAME", help="Plan for another machine: h100, a40, t4, cpu ..., or 48GiB."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--scale", is_flag=True, help="Forecast 1, 8, 64 and 512 GPUs of the type --hardware: h100, h200, a100.")
+@click.option("--scale", is_flag=True, help="Forecast 1, 8, 64 and 512 GPUs of the type --hardware, such as h100.")
 def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json: bool, scale: bool) -> None:
     """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
 

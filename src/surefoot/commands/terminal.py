@@ -80,6 +80,8 @@ def report_error(error: SurefootError, invocation: Invocation) -> None:
         _print_traceback(error)
     for fault in error.faults:
         click.echo("\n".join(fault_lines(invocation.locate(fault))), err=True)
+    for note in getattr(error, "__notes__", ()):
+        click.echo(note, err=True)
 
 
 def report_usage(error: click.ClickException, invocation: Invocation) -> None:

@@ -25,12 +25,13 @@ from surefoot.planning.memory import usable
 from surefoot.planning.plan import MemoryPlan, RunPlan
 from surefoot.planning.workload import BYTES
 from surefoot.system.errors import Fault, InputError
+from surefoot.system.hardware import Hardware, preset
 
 Engine = Literal["ddp", "zero 2", "fsdp2"]
 ENGINES: tuple[Engine, ...] = ("ddp", "zero 2", "fsdp2")
 COUNTS = (1, 8, 64, 512)
 NODE = 8  # GPUs connected by the fast links
-_EFFICIENCY = 0.4  # fraction of the datasheet's rate; 0.35 to 0.5 are reported for long runs
+EFFICIENCY = 0.4  # fraction of the datasheet's rate; 0.35 to 0.5 are reported for long runs
 _GATHERED = 2  # layers that FSDP stores unsharded at a time: the current one and the prefetched one
 
 
@@ -40,19 +41,34 @@ class Fabric:
 
     peak: FLOP/s of dense bf16 products.
     inside, between: bytes per second and GPU in one direction, within a node and between nodes (one adapter per GPU).
+    host: bytes per second in one direction, from and to host memory.
     """
 
     peak: float
     inside: float
     between: float
+    host: float
 
 
-# From the makers' datasheets: NVLink 4 has 900 GB/s and NVLink 3 600 GB/s in both directions; nets of 400, 200 Gbit/s.
+# From the makers' datasheets: dense products in bf16, summed in fp32. NVLink 4 has 900 GB/s and NVLink 3 600 GB/s in
+# both directions; nets of 400, 200 and 100 Gbit/s; PCIe 5.0 and 4.0 with 16 lanes, which also connect cards without
+# NVLink.
+_PCIE5, _PCIE4 = 63e9, 31.5e9
 FABRICS = {
-    "h100": Fabric(989e12, 450e9, 50e9),
-    "h200": Fabric(989e12, 450e9, 50e9),
-    "a100": Fabric(312e12, 300e9, 25e9),
+    "h100": Fabric(989e12, 450e9, 50e9, _PCIE5),
+    "h200": Fabric(989e12, 450e9, 50e9, _PCIE5),
+    "a100": Fabric(312e12, 300e9, 25e9, _PCIE4),
+    "a100-40": Fabric(312e12, 300e9, 25e9, _PCIE4),
+    **{
+        name: Fabric(peak, _PCIE4, 12.5e9, _PCIE4)
+        for name, peak in (("l40s", 362e12), ("a6000", 155e12), ("a40", 150e12), ("a10", 125e12), ("rtx4090", 165e12))
+    },
 }
+
+
+def fabric_of(hardware: Hardware) -> Fabric | None:
+    """Return what is known of a machine's GPU, by its name; None for an unknown one."""
+    return next((one for name, one in FABRICS.items() if preset(name).name == hardware.name), None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +152,7 @@ def scale_rows(
                 fits=needs[again] <= usable(memory),
                 checkpointing=again,
                 tokens=work.tokens * gpus,
-                compute=(flops.needed + flops.recomputed) / (fabric.peak * _EFFICIENCY),
+                compute=(flops.needed + flops.recomputed) / (fabric.peak * EFFICIENCY),
                 traffic=sent / rate,
             )
 

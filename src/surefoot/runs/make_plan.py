@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -14,16 +15,20 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.measurements import LengthFacts, measurements_from_json
+from surefoot.planning.memory import fits
 from surefoot.planning.notes import as_trained
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.ppo import Roles
 from surefoot.planning.resolve import resolve
 from surefoot.planning.teacher import TeacherFacts
+from surefoot.planning.ways import is_too_large, ways_to_fit
+from surefoot.report.tables.ways import way_lines
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.measured import measure_open_choices
 from surefoot.runs.requirements import ranks_facts, require_libraries
 from surefoot.system import hardware as machine
 from surefoot.system import process
+from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
 
 
@@ -57,27 +62,39 @@ def make_plan(
     if hardware is None:
         require_libraries(config, found.kind)
         require_trackers(config.report_to)
-    resolved = partial(
+    resolve_with = partial(
         resolve,
-        config,
-        model,
-        tokenizer,
-        found,
+        model=model,
+        tokenizer=tokenizer,
+        hardware=found,
         environment=environment,
         lengths=lengths,
-        ranks=ranks,
         roles=_roles(config, folder),
         teacher=_teacher(config, folder),
     )
+    resolved = partial(resolve_with, config, ranks=ranks)
     seen = None if measurements is None else measurements_from_json(measurements)
-    if seen is None and measure and not found.preset:
-        if lengths is None:
-            resolved(measurements=None)  # raises conflicts before the slow measurements
-        process.bound_product_caches(found.kind)  # the probes compute this process's first products
-        batch = cache(lambda: resolved(measurements=None).batch)
-        seen = measure_open_choices(config, model, found, environment, lengths, batch)
-        machine.forget_peak(found.kind)  # the probes' peak must not count as the run's
-    return resolved(measurements=seen)
+
+    def what_fits() -> str:
+        ways = ways_to_fit(
+            config, lambda other, of: resolve_with(other, ranks=of, measurements=seen), model, found, lengths
+        )
+        return "\n".join(way_lines(ways))
+
+    try:
+        if seen is None and measure and not found.preset:
+            if lengths is None:
+                resolved(measurements=None)  # raises conflicts before the slow measurements
+            process.bound_product_caches(found.kind)  # the probes compute this process's first products
+            batch = cache(lambda: resolved(measurements=None).batch)
+            seen = measure_open_choices(config, model, found, environment, lengths, batch)
+            machine.forget_peak(found.kind)  # the probes' peak must not count as the run's
+        plan = resolved(measurements=seen)
+    except InputError as error:
+        if is_too_large(error):
+            error.add_note(what_fits())
+        raise
+    return plan if fits(plan.memory) else replace(plan, cautions=(*plan.cautions, what_fits()))
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:

@@ -1,0 +1,202 @@
+"""Ways to make a run fit that does not: other settings, each with its whole plan and the tokens per second to expect.
+
+What is tried is a list, and no search: each change alone, and those that people make together (8-bit moments in host
+memory, LoRA on a base in 4 bits), each as asked and, where that does not fit, with micro-batches and checkpointing left
+to the plan. Of several GPUs it is the smallest number that fits. A way is resolved as any config is, so that its
+figures are its plan's own; what cannot run is refused there and left out. So is a way that changes all that another one
+changes, and more, and is neither faster nor takes less host memory.
+
+Tokens per second are estimates: the arithmetic of a step (`limits`) at a fraction of the datasheet's rate, plus what is
+copied, as if nothing overlapped. Not counted: answers that ppo and grpo draw (these have no estimate), the decoding of
+a base in 4 or 8 bits, and reading the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.schema import AdapterConfig, RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.limits import step_flops, work_of
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.memory import fits
+from surefoot.planning.parallel import RanksFacts, holds_narrow
+from surefoot.planning.plan import PLAIN, RunPlan
+from surefoot.planning.reference import ADAPTER_OFF, MODEL
+from surefoot.planning.scale import EFFICIENCY, Fabric, fabric_of, sent_bytes
+from surefoot.system.errors import NO_MEMORY, InputError
+from surefoot.system.hardware import Hardware
+
+Keys = Mapping[str, Any]  # dotted key of the config -> value
+Resolve = Callable[[RunConfig, RanksFacts], RunPlan]
+_LORA = {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32.0}
+_OFFLOAD, _BITS, _NF4 = {"parallel.offload": "optimizer"}, {"optim.name": "adamw_8bit"}, {"precision.base": "nf4"}
+# Activations computed twice leave room for larger micro-batches, each of which sends all gradients to the host.
+_LARGER = {"gradient_checkpointing": "on", "batch.micro": "auto"}
+_FREE = {"batch.micro": "auto", "gradient_checkpointing": "auto"}  # what the plan may decide
+_GPUS = (2, 4, 8)
+# Bytes that a CPU moves per trained weight: AdamW reads weight, gradient and two moments and writes three of them; the
+# weight is read and rounded; per micro-batch a gradient is read and added to its sum.
+_STEP_BYTES, _SEND_BYTES, _SUM_BYTES = 28, 6, 10
+_HOST = 100e9  # bytes per second of host memory: half of eight channels of DDR4-3200
+_LINK = 0.8  # fraction of the datasheet's rate to and from the host
+
+
+@dataclass(frozen=True)
+class Way:
+    """Settings with which the run fits.
+
+    keys: what to set besides the config; empty for the config itself.
+    plan: the resolved plan of one GPU's process.
+    gpus: number of GPUs.
+    rate: expected tokens per second over all GPUs; None if it cannot be estimated.
+    """
+
+    keys: Keys
+    plan: RunPlan
+    gpus: int
+    rate: float | None
+
+
+def is_too_large(error: InputError) -> bool:
+    """Whether a config was refused for its memory alone."""
+    return all(fault.code == NO_MEMORY for fault in error.faults)
+
+
+def ways_to_fit(
+    config: RunConfig, resolve: Resolve, model: ModelFacts, hardware: Hardware, lengths: LengthFacts | None = None
+) -> list[Way]:
+    """Return the ways that fit, the one with the least GPU time per token first; those without an estimate last.
+
+    resolve: makes the plan of a config on these ranks; raises InputError for what cannot run.
+    """
+    found = [
+        Way(keys, plan, gpus, _rate(config, plan, model, fabric_of(hardware), lengths))
+        for keys, plan, gpus in _fitting(config, resolve, hardware)
+    ]
+    found = [way for way in found if not any(_is_better(other, way) for other in found)]
+    return sorted(found, key=_cost)
+
+
+def _is_better(one: Way, than: Way) -> bool:
+    """Whether `one` changes a part of what the other changes, and is worse in nothing but memory of the GPU."""
+    fewer = one.keys.items() < than.keys.items()
+    return (
+        fewer and one.gpus <= than.gpus and one.plan.memory.host <= than.plan.memory.host and _cost(one) <= _cost(than)
+    )
+
+
+def _cost(way: Way) -> float:
+    """Seconds of GPUs per token."""
+    return way.gpus / way.rate if way.rate else math.inf
+
+
+def with_keys(config: RunConfig, keys: Keys) -> RunConfig:
+    """Return the config with these values, as if they were written in it."""
+    for key, value in keys.items():
+        section, _, rest = key.partition(".")
+        own = getattr(config, section)
+        if rest and own is None:
+            value = AdapterConfig(**{rest: value})
+        elif rest:
+            value = own.model_copy(update={rest: value})
+        config = config.model_copy(update={section: value})
+    return config
+
+
+def _fitting(config: RunConfig, resolve: Resolve, hardware: Hardware) -> Iterator[tuple[Keys, RunPlan, int]]:
+    free = _news(config, _FREE)
+    for keys in _changes(config):
+        for more in ({}, free) if free else ({},):
+            asked = {**more, **keys}
+            if asked and (plan := _fits(with_keys(config, asked), resolve, 1)):
+                yield asked, plan, 1
+                break
+    if hardware.kind == "cpu":
+        return
+    for gpus in _GPUS:
+        keys = {"parallel.engine": "fsdp2", "parallel.nproc": gpus}
+        for more in ({}, free) if free else ({},):
+            if plan := _fits(with_keys(config, {**more, **keys}), resolve, gpus):
+                yield {**more, **keys}, plan, gpus
+                return
+
+
+def _changes(config: RunConfig) -> Iterator[Keys]:
+    """Yield what to try on one GPU, beginning with nothing."""
+    yield {}
+    if config.adapter is None:
+        larger = {**_OFFLOAD, **_news(config, _LARGER)}
+        yield _OFFLOAD
+        yield larger
+        if config.optim.name == "adamw":
+            yield _BITS
+            yield {**_BITS, **larger}
+        yield _LORA
+        yield {**_LORA, **_NF4}
+        return
+    lighter = {"adapter.kind": "lora"} if config.adapter.kind == "dora" else {}
+    if lighter:
+        yield lighter
+    if config.precision.base != "nf4":
+        yield _NF4
+        if lighter:
+            yield {**lighter, **_NF4}
+
+
+def _news(config: RunConfig, keys: Keys) -> Keys:
+    """Return those keys that the config has otherwise."""
+    own = {"batch.micro": config.batch.micro, "gradient_checkpointing": config.gradient_checkpointing}
+    return {key: value for key, value in keys.items() if own[key] != value}
+
+
+def _fits(config: RunConfig, resolve: Resolve, gpus: int) -> RunPlan | None:
+    try:
+        plan = resolve(config, RanksFacts(gpus, gpus, requested=gpus > 1))
+    except InputError:
+        return None
+    return plan if fits(plan.memory) else None
+
+
+def _rate(
+    config: RunConfig, plan: RunPlan, model: ModelFacts, fabric: Fabric | None, lengths: LengthFacts | None
+) -> float | None:
+    """Tokens per second over all GPUs."""
+    if fabric is None or config.method.rollouts or plan.precision.compute.value == "fp32":
+        return None
+    gpus, passes = plan.parallel.ranks.value, plan.batch.accumulation
+    examples = plan.batch.size.value * config.method.rows
+    length = int(lengths.mean) if lengths else plan.tokenizer.max_length.value
+    supervised = int(examples * length * (lengths.supervised if lengths else 1.0))
+    flops = step_flops(
+        model,
+        work_of([length] * examples, supervised),
+        plan.adapter,
+        head=not config.method.scores,
+        checkpointed=plan.memory.layers_again(model.layers) / model.layers,
+        pruned=plan.kernels.last_block.value != PLAIN,
+    )
+    operations = flops.needed + flops.recomputed
+    if plan.reference is not None and plan.reference.value in (ADAPTER_OFF, MODEL):
+        operations += flops.forward
+    seconds = operations / (fabric.peak * EFFICIENCY) / gpus
+    if gpus > 1:
+        seconds += sent_bytes(plan, "fsdp2", gpus, passes) / fabric.inside
+    if plan.parallel.offload != "none":
+        seconds += _host_seconds(plan, model, fabric, passes)
+    return examples * length / seconds
+
+
+def _host_seconds(plan: RunPlan, model: ModelFacts, fabric: Fabric, passes: int) -> float:
+    """Seconds of a step in which an optimizer in host memory is fed and works.
+
+    passes: micro-batches.
+    """
+    linear = sum(one.linear[0] * one.linear[1] for one in model.modules if one.in_layer and one.linear)
+    narrow = linear if holds_narrow(plan.parallel, plan.precision, plan.adapter) else 0
+    sent = 4 * plan.trainable - 2 * narrow  # bytes of all gradients, and of all weights
+    moved = plan.trainable * (_STEP_BYTES + _SEND_BYTES + passes * _SUM_BYTES)
+    return (passes + 1) * sent / (fabric.host * _LINK) + moved / _HOST
