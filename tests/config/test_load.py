@@ -488,7 +488,13 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "alignment.bad": ["stage=kto"],
         "alignment.margin": ["stage=dpo", "alignment.loss=simpo"],
         "ppo": ["stage=ppo"],
-        "distill": ["stage=distill", "distill.teacher=org/large"],
+        "distill": ["stage=distill", "distill.teacher=org/large", "distill.on_policy=0.5"],
+        "distill.vllm_url": [
+            "stage=distill",
+            "distill.teacher=org/large",
+            "distill.on_policy=0.5",
+            "distill.engine=vllm",
+        ],
         "grpo": ["stage=grpo"],
         "grpo.vllm_url": ["stage=grpo", "grpo.engine=vllm"],
         **{

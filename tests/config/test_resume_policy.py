@@ -38,6 +38,7 @@ FREE = {
     "ppo.vllm_url",
     "distill.teacher",
     "grpo.environment.name",
+    "distill.vllm_url",
     "grpo.rewards",
     "grpo.vllm_url",
     "grpo.eval_answers",

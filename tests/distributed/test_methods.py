@@ -85,6 +85,10 @@ METHODS["grpo-turns"] = {
     "data": {"train": "WORLD/prompts.jsonl", "max_length": 96},
     "grpo": {**METHODS["grpo"]["grpo"], "max_new_tokens": 40, "environment": "WORLD/tool.py:Counter"},
 }
+METHODS["distill-own"] = {
+    **METHODS["distill"],
+    "distill": {"teacher": "WORLD/teacher", "beta": 1.0, "on_policy": 0.5, "max_new_tokens": 6},
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
@@ -107,6 +111,7 @@ MATRIX = representatives(
     ("grpo", "ddp", "lora"),
     ("distill", "fsdp2", "full"),
     ("grpo-turns", "ddp", "lora"),
+    ("distill-own", "ddp", "lora"),
 )
 
 

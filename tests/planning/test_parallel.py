@@ -152,5 +152,5 @@ def test_what_is_read_before_it_is_shared_out_is_said(asked, local, said):
 @pytest.mark.parametrize(("world", "rollouts", "refused"), [(2, "vllm", 1), (1, "vllm", 0), (2, "embedded", 0)])
 def test_a_server_of_answers_beside_several_processes_is_refused(world, rollouts, refused):
     found, notes = plan(world)
-    check_server(found, rollouts, notes)
-    assert [fault.where for fault in notes.faults] == ["ppo.engine"] * refused
+    check_server(found, rollouts, "grpo.engine", notes)
+    assert [fault.where for fault in notes.faults] == ["grpo.engine"] * refused

@@ -145,8 +145,8 @@ def references(config: RunConfig) -> Iterator[Problem]:
 
 
 def rollouts(config: RunConfig) -> Iterator[Problem]:
-    """Check methods with rollouts."""
-    if not config.method.rollouts:
+    """Check runs that draw answers."""
+    if not config.draws:
         return
     given, section = config.rollout, config.method.section
     if given.engine == "vllm" and given.vllm_url is None:
@@ -211,10 +211,20 @@ def groups(config: RunConfig) -> Iterator[Problem]:
             yield problem(f"grpo.rewards.{place}.name", what, "leave it out; a local proxy can add it")
 
 
+_DRAWING = ("max_new_tokens", "sampling_temperature", "engine", "vllm_url")  # keys of distill about drawn answers
+
+
 def teachers(config: RunConfig) -> Iterator[Problem]:
-    if config.method.teacher and config.distill.teacher is None:
+    """Check methods with a teacher."""
+    if not config.method.teacher:
+        return
+    if config.distill.teacher is None:
         what = f"stage {config.stage} learns from a teacher, and none is named"
         yield problem("distill.teacher", what, "name its folder or hub id", "stage")
+    if not config.draws:
+        for key in (key for key in changed_keys(config.distill) if key in _DRAWING):
+            what = "is about answers that the student draws, but distill.on_policy is 0"
+            yield problem(f"distill.{key}", what, "leave it out, or set distill.on_policy", "distill.on_policy")
 
 
 def ppo(config: RunConfig) -> Iterator[Problem]:

@@ -148,6 +148,16 @@ class DistillConfig(Section):
     """Temperature of both distributions in the divergence."""
     sft: NonNegative = 0.0
     """Weight of the cross entropy of the data's answers, added to the divergence."""
+    on_policy: Annotated[float, Field(ge=0, le=1), Number] = 0.0
+    """Share of examples whose answer the student draws anew in each step, lambda of GKD; the others have the data's."""
+    max_new_tokens: Count = 256
+    """on_policy: maximum tokens of a drawn answer, within data.max_length."""
+    sampling_temperature: Positive = 1.0
+    """on_policy: temperature at which answers are drawn."""
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """on_policy: what draws answers: this process or a vLLM server."""
+    vllm_url: Annotated[Text | None, Field(examples=["http://127.0.0.1:8000"])] = None
+    """on_policy: address of the vLLM server."""
 
 
 class RewardTerm(Section):

@@ -91,6 +91,7 @@ POLICIES: dict[str, Rule] = {
     "grpo.eval_passes": Rule("free", "evaluation does not affect training"),
     "grpo.vllm_url": Rule("free", "the server may have been moved"),
     "distill": Rule("refused", "the student so far was trained with the old loss"),
+    "distill.vllm_url": Rule("free", "the server may have been moved"),
     "distill.teacher": Rule("free", "the teacher may have been moved; its content is compared"),
     "parallel": Rule("warned", "sums over ranks are rounded in another order: equal up to rounding"),
     "parallel.check_every": Rule("free", "weights are only compared"),

@@ -400,10 +400,15 @@ class RunConfig(Section):
     def needs_reference(self) -> bool:
         """Whether the loss needs a reference policy."""
         if self.method.rollouts:
-            return self.method.reference and self.rollout.kl > 0
+            return self.method.reference and getattr(self, str(self.method.section)).kl > 0
         return self.method.reference and (self.loss is None or self.loss.reference)
 
     @property
-    def rollout(self) -> PpoConfig | GrpoConfig:
+    def draws(self) -> bool:
+        """Whether the model in training generates answers that it learns from."""
+        return self.method.rollouts or (self.method.teacher and self.distill.on_policy > 0)
+
+    @property
+    def rollout(self) -> PpoConfig | GrpoConfig | DistillConfig:
         """The config section of a method with rollouts."""
         return getattr(self, str(self.method.section))

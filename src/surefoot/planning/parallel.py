@@ -138,11 +138,12 @@ def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None
     notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
 
 
-def check_server(plan: ParallelPlan, rollouts: str, notes: Notes) -> None:
-    """Refuse a vLLM server with several ranks: one process sends it the weights. rollouts: engine of PPO's rollouts."""
+def check_server(plan: ParallelPlan, rollouts: str, key: str, notes: Notes) -> None:
+    """Refuse a vLLM server with several ranks: one process sends it the weights. rollouts: the engine, the value of
+    `key`."""
     if rollouts == "vllm" and plan.ranks.value > 1:
         what = f"a vLLM server is told of the weights by one process, and there are {plan.ranks.value}"
-        notes.refuse("ppo.engine", what, "use embedded, or one process")
+        notes.refuse(key, what, "use embedded, or one process")
 
 
 def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:

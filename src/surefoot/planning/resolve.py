@@ -221,7 +221,8 @@ def _parallel(config: RunConfig, ranks: RanksFacts, work: Workload, available: i
     parallel = plan_parallel(config.parallel, ranks, _states(work, available), notes)
     check_shareable(parallel, config.optim.name, work.precision.packed is not None, notes)
     check_average(parallel, config.ppo.ema, notes)
-    check_server(parallel, config.ppo.engine, notes)
+    if config.draws:
+        check_server(parallel, config.rollout.engine, f"{config.method.section}.engine", notes)
     caution_loading(parallel, ranks, base_bytes(work), notes)
     return parallel
 

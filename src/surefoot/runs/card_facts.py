@@ -100,10 +100,12 @@ def _distillation(config: RunConfig) -> dict[str, str]:
     given = config.distill
     if not config.method.teacher:
         return {}
-    kind = {0: "forward KL", 1: "reverse KL"}.get(given.beta, f"generalised JSD, beta {given.beta:g}")
+    ends: dict[float, str] = {0: "forward KL", 1: "reverse KL"}
+    kind = ends.get(given.beta, f"generalised JSD, beta {given.beta:g}")
     more = f", temperature {given.temperature:g}" if given.temperature != 1 else ""
     more += f", {given.sft:g} times the cross entropy of the data's answers" if given.sft else ""
-    return {"loss": f"{kind} from the teacher{more}"}
+    own = {"answers drawn by the student": f"{given.on_policy:.0%}"} if given.on_policy else {}
+    return {"loss": f"{kind} from the teacher{more}", **own}
 
 
 def _optimizer(optim: OptimConfig) -> str:

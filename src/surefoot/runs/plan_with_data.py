@@ -134,6 +134,10 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     supervised = float((train.supervised_counts / train.lengths).max())
     if answer:
         supervised = answer / (longest + answer)
+    elif config.draws:  # in the place of some of the data's answers
+        prompts, most = train.lengths - train.supervised_counts, config.rollout.max_new_tokens
+        longest, typical = (max(one, int(prompts.max()) + most) for one in (longest, typical))
+        supervised = max(supervised, most / (int(prompts.min()) + most))
     quantiles = (np.arange(_MIX) + 0.5) / _MIX
     mix = np.quantile(train.lengths, quantiles, method="nearest")
     per = data.rows_per_item

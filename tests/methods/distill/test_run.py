@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 import surefoot
 from helpers.faults import raises_fault
+from helpers.http_stub import answering
 from helpers.tiny_models import llama3_tokenizer, tiny_llama
+from helpers.vllm_answers import completion
 from surefoot.methods.distill import teacher as teachers
 from surefoot.models.modes import inference_mode
 from surefoot.training import step as training_step
@@ -104,8 +106,10 @@ def test_micro_batches_change_nothing_but_rounding(world, tmp_path):
     assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_killed_it_goes_on_bit_for_bit(world, tmp_path, monkeypatch):
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_killed_it_goes_on_bit_for_bit(world, tmp_path, monkeypatch, share):
     whole = config_of(world, tmp_path / "whole", beta=0.5)
+    whole["distill"] |= {"on_policy": share, "max_new_tokens": 8} if share else {}
     whole |= {"checkpoint": {"every": "1 steps", "keep": 9}}
     cut = {**whole, "output": str(tmp_path / "cut")}
     wanted = run(whole)
@@ -186,3 +190,80 @@ def test_a_teacher_needs_no_gradient_and_stays_as_it_is(world, tmp_path, monkeyp
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     with inference_mode(model):
         assert not any(one.grad is not None for one in model.parameters())
+
+
+def drawing(world: Path, output: Path, share: float = 0.5, **more) -> dict:
+    """With room for few of the answers: prompts are long, and max_length is short."""
+    config = config_of(world, output, on_policy=share, max_new_tokens=8, **more)
+    config["data"]["max_length"] = 44
+    return config
+
+
+def test_a_share_of_the_answers_is_the_students_own(world, tmp_path):
+    half, all_own = (run(drawing(world, tmp_path / str(share), share, sft=0.1)) for share in (0.5, 1.0))
+    shares = [row["own_tokens"] for row in half if "loss" in row]
+    assert 0 < sum(shares) / len(shares) < 1
+    assert [row["own_tokens"] for row in all_own if "loss" in row] == [1.0] * 4
+    own = [row for row in all_own if "loss" in row]
+    assert [row["loss"] for row in own] == pytest.approx([row["divergence"] for row in own])  # no cross entropy
+
+
+def test_a_teacher_that_is_the_student_has_nothing_to_say_of_its_answers(world, tmp_path):
+    assert losses(run(drawing(world, tmp_path / "run", teacher="base", beta=1.0))) == [0.0] * 4
+
+
+def test_draws_do_not_depend_on_micro_batches(world, tmp_path):
+    configs = [drawing(world, tmp_path / str(micro)) for micro in (4, 1)]
+    for config, micro in zip(configs, (4, 1), strict=True):
+        config["batch"]["micro"] = micro
+    one, other = (run(config) for config in configs)
+    assert losses(one) == pytest.approx(losses(other), rel=1e-5)
+    assert [row.get("own_tokens") for row in one] == pytest.approx([row.get("own_tokens") for row in other])
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"on_policy": 0.0}, "distill.max_new_tokens"),
+        ({"engine": "vllm"}, "distill.engine"),
+        ({"vllm_url": "http://127.0.0.1:9"}, "distill.vllm_url"),
+        ({"max_new_tokens": 44}, "data.max_length"),
+    ],
+)
+def test_keys_of_draws_that_contradict(world, tmp_path, change, key):
+    config = drawing(world, tmp_path / "run")
+    config["distill"] |= change
+    with raises_fault("SF-CONFIG-CONFLICT", key):
+        run(config)
+
+
+def test_plain_texts_have_no_prompts_to_answer(world, tmp_path):
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"A {word} is here."}) + "\n" for word in WORDS))
+    config = drawing(world, tmp_path / "run")
+    config["data"]["train"] = str(tmp_path / "texts.jsonl")
+    with raises_fault("SF-CONFIG-CONFLICT", "distill.on_policy"):
+        run(config)
+    config = config_of(world, tmp_path / "run")  # the twin: their own tokens are learned from
+    config["data"]["train"] = str(tmp_path / "texts.jsonl")
+    assert min(losses(run(config))) > 0
+
+
+def test_a_server_draws_the_answers_with_the_weights_of_each_step(world, tmp_path):
+    asked = []
+
+    def reply(path, body):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "base"}]}
+        if path != "/inference/v1/generate":
+            asked.append(path)
+            return 200, "Success"
+        ids = [40 + place for place in range(body["sampling_params"]["max_tokens"])]
+        asked.append(body["sampling_params"]["temperature"])
+        return 200, completion(ids, model=body["model"])
+
+    with answering(reply) as stub:
+        how = {"engine": "vllm", "vllm_url": stub.address, "sampling_temperature": 0.7}
+        rows = run(drawing(world, tmp_path / "run", 1.0, **how))
+    assert [row["own_tokens"] for row in rows if "loss" in row] == [1.0] * 4
+    assert asked.count("/v1/load_lora_adapter") == 4
+    assert asked.count(0.7) == 14  # of the epoch

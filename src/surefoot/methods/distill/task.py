@@ -10,10 +10,12 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
+from surefoot.methods.distill.drawing import Drawing, check_prompts
 from surefoot.methods.distill.teacher import open_teacher, require_teacher
 from surefoot.methods.examples import prepare_examples, task_of_items
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
+from surefoot.methods.rollouts import rollout_engine
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
@@ -26,12 +28,14 @@ def prepare_distill(
 ) -> PreparedData:
     """Prepare the examples. A teacher without weights is found here, before the data are read."""
     require_teacher(config)
-    return prepare_examples(config, tokens, tokenizer, read_record=read_record)
+    data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
+    check_prompts(config, data)
+    return data
 
 
 def settings_of(config: RunConfig) -> DistillSettings:
     given = config.distill
-    return DistillSettings(given.beta, given.temperature, given.sft)
+    return DistillSettings(given.beta, given.temperature, given.sft, config.draws)
 
 
 def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
@@ -41,6 +45,11 @@ def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
 
 
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """Open the teacher."""
-    teacher = open_teacher(run.config, run.plan, loaded, notify)
-    return replace(run.task, objective=distill_objective(settings_of(run.config), teacher))
+    """Open the teacher, and what draws the student's own answers."""
+    config = run.config
+    teacher = open_teacher(config, run.plan, loaded, notify)
+    task = replace(run.task, objective=distill_objective(settings_of(config), teacher))
+    if not config.draws:
+        return task
+    drawing = Drawing(run, loaded, rollout_engine(config, run.plan, loaded))
+    return replace(task, ready=drawing.ready)

@@ -72,8 +72,8 @@ def find_teacher(config: RunConfig, base: Path) -> TeacherFacts:
         raise InputError(Fault(KEY, what, "name a model of the same family and vocabulary", code="SF-TOKENIZER"))
     facts = facts_of(own_base)
     rows = max(facts.vocab, saved.rows or 0) if saved else facts.vocab
-    pads = {student.pad_token_id, student.convert_tokens_to_ids(config.tokenizer.pad)}
-    beyond = [text for text, number in student.get_vocab().items() if number >= rows and number not in pads]
+    pads = (student.pad_token, config.tokenizer.pad)
+    beyond = [text for text, number in student.get_vocab().items() if number >= rows and text not in pads]
     if beyond:
         what = f"{path} has {rows:,} token ids, and the student has more tokens (such as {min(beyond)!r})"
         raise InputError(Fault(KEY, what, "name a model of the same vocabulary", code="SF-TOKENIZER"))

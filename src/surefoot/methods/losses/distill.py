@@ -33,17 +33,20 @@ Teacher = Callable[[Batch], Known]  # rows on the student's device -> at their s
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """beta, temperature: see `surefoot.kernels.divergence`. sft: weight of the cross entropy."""
+    """beta, temperature: see `surefoot.kernels.divergence`. sft: weight of the cross entropy. draws: whether there are
+    answers that the student has drawn."""
 
     beta: float
     temperature: float
     sft: float
+    draws: bool = False
 
 
 def distill_objective(settings: DistillSettings, teacher: Teacher) -> Objective:
     """Return the objective.
 
-    sums: "divergence" where the loss has another part. In evaluation also "cross_entropy", "correct" (targets that are
+    sums: "divergence" where the loss has another part; "own_tokens", those of drawn answers, where there are some. In
+    evaluation also "cross_entropy", "correct" (targets that are
     the student's likeliest tokens) and "agreement" (the teacher's likeliest tokens that are).
     """
 
@@ -61,6 +64,8 @@ def distill_objective(settings: DistillSettings, teacher: Teacher) -> Objective:
         else:
             total = summed(hidden_at(model, rows, places), head, loss)
         sums = {"divergence": loss.divergence.sum()} if settings.sft else {}
+        if settings.draws and not measures:
+            sums["own_tokens"] = total.new_full((), len(targets) if isinstance(batch, DrawnBatch) else 0).detach()
         if measures:
             sums |= {
                 "cross_entropy": loss.cross_entropy.sum(),
