@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batching.batch import Example, PairBatch
 from surefoot.data.batching.loader import common_beginning, to_batch
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.fast.packing import packed_attention

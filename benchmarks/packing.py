@@ -24,7 +24,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batching.batch import Batch, Example, Weighted, collate, pack
-from surefoot.data.batching.packing import packed_rows, padded_rows
+from surefoot.data.batching.loader import packed_rows, padded_rows
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.packing import packed_attention
 from surefoot.training.objective import Objective

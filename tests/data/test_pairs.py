@@ -13,9 +13,8 @@ from helpers.prepared import prepared
 from surefoot.data.audit import cautions
 from surefoot.data.batching import loader
 from surefoot.data.batching.batch import IGNORE
-from surefoot.data.batching.loader import judged_batches, pair_batches, prompt_batches
+from surefoot.data.batching.loader import Layout, judged_batches, pair_batches, prompt_batches
 from surefoot.data.batching.order import part_of, step_examples
-from surefoot.data.batching.packing import Layout
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import encode as encode_kinds
 

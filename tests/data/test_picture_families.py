@@ -14,8 +14,7 @@ from helpers.faults import raises_fault
 from helpers.prepared import prepared as prepare
 from helpers.seeing import picture
 from helpers.seeing_families import FAMILIES, reference, seeing_family
-from surefoot.data.batching.loader import example_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, example_batches
 from surefoot.data.tokenize import sight
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.sight import read_sight

@@ -14,8 +14,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor
 from helpers.faults import raises_fault
 from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
-from surefoot.data.batching.loader import example_batches, pair_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import sight
 from surefoot.data.tokenize.segments import TextEncoder

@@ -13,9 +13,8 @@ import pytest
 
 from helpers.prepared import prepared
 from surefoot import data
-from surefoot.data.batching.loader import example_batches
+from surefoot.data.batching.loader import Layout, example_batches
 from surefoot.data.batching.order import step_examples
-from surefoot.data.batching.packing import Layout
 from surefoot.data.formats import reader
 
 ROOM = Path(data.__file__).parent
@@ -46,7 +45,6 @@ FILES = (
     "audit.py",
     "batching/order.py",
     "batching/loader.py",
-    "batching/packing.py",
     "batching/batch.py",
 )
 

@@ -14,8 +14,7 @@ from equality.picture_models import MODELS, prompts, write_models, write_picture
 from helpers.prepared import prepared
 from helpers.tiers import representatives
 from surefoot.data.batching.batch import IGNORE
-from surefoot.data.batching.loader import example_batches, pair_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.methods.losses.logprobs import frozen, with_reference
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.sft import sft_loss

@@ -16,8 +16,7 @@ from helpers import zoo
 from helpers.faults import raises_fault
 from surefoot.commands.push import pushed_files
 from surefoot.config.load import load_config
-from surefoot.data.batching.loader import all_example_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.formats import Turn
 from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.methods.examples import prepare_examples

@@ -15,8 +15,7 @@ from helpers.seeing_families import FAMILIES, reference, seeing_family
 from helpers.tiers import representatives
 from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, examples_of, opened, trained_and_resumed
 from surefoot.data.batching.batch import IGNORE
-from surefoot.data.batching.loader import example_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, example_batches
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.facts import module_tree
 from surefoot.models.load import load_tokenizer

@@ -23,8 +23,7 @@ from helpers.seeing import picture, seeing
 from helpers.tiers import representatives
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
-from surefoot.data.batching.loader import example_batches, pair_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.data.batching.subsets import longest_row
 from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss

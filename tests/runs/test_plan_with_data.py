@@ -11,7 +11,7 @@ import pytest
 from helpers.growing_records import write_sky
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout
 from surefoot.planning.plan import plan_to_json
 from surefoot.planning.precision import NARROW
 from surefoot.report.console import Console

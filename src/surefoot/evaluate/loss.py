@@ -18,8 +18,7 @@ from typing import Any
 from torch import nn
 
 from surefoot.data.audit import Audit
-from surefoot.data.batching.loader import all_example_batches, with_progress
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_example_batches, with_progress
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.side_by_side import Only, sides
 from surefoot.families.templates import OWN, is_file

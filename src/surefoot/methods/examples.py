@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import Layout
 from surefoot.data.batching.order import step_examples, steps_per_epoch
-from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord

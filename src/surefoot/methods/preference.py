@@ -15,8 +15,7 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import JudgedBatch, Weighted
-from surefoot.data.batching.loader import all_pairs, for_rank, judged_batches, pair_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_pairs, for_rank, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.methods.examples import task_of_items

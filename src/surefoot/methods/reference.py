@@ -30,8 +30,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, in_rows, unpacked
-from surefoot.data.batching.loader import all_example_batches
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
 from surefoot.methods.examples import whole_layout

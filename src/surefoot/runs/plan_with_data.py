@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Example
-from surefoot.data.batching.loader import common_beginning
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, common_beginning
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.templates import is_file

@@ -9,8 +9,7 @@ import torch
 
 from helpers.toy_model import toy_examples
 from surefoot.data.batching.batch import JudgedBatch, PairBatch
-from surefoot.data.batching.loader import to_batch
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest
 
 PAIRS = [(5, 9), (3, 3), (8, 2), (4, 6), (10, 1)]

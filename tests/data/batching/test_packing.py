@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.toy_model import toy_examples
 from surefoot.data.batching.batch import Example, collate, documents_at, in_rows, pack, position_ids, unpacked
-from surefoot.data.batching.packing import packed_in_turn, packed_rows, padded_rows
+from surefoot.data.batching.loader import packed_in_turn, packed_rows, padded_rows
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from helpers.architectures import LLAMA, build
 from surefoot.data.batching.batch import DrawnBatch, Example
-from surefoot.data.batching.loader import to_batch
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.methods.distill.teacher import teacher_of
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
 from surefoot.methods.losses.sft import supervised_logits

@@ -17,8 +17,7 @@ from helpers.architectures import LLAMA, build
 from helpers.plans import adapter_plan, linear_names
 from models.test_value_head import drawn_head
 from surefoot.data.batching.batch import Example, JudgedBatch, PairBatch
-from surefoot.data.batching.loader import to_batch
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.kernels import packed_attention as kernels
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import adapter_off, frozen, with_reference

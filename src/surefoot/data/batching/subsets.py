@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted, documents_at, unpacked
-from surefoot.data.batching.packing import padded_rows
+from surefoot.data.batching.loader import padded_rows
 
 
 def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from surefoot.config.schema import DataConfig
-from surefoot.data.batching.loader import all_pairs
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_pairs
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
