@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from helpers.rollback_runs import rollback_world, write_config
 from surefoot.commands.main import main
 from surefoot.models.folder import base_fingerprint, safetensors_files, tensor_places
@@ -145,7 +145,8 @@ def test_a_resumed_run_ends_before_its_first_step_and_goes_on_with_the_file_rest
     result = train(config, "--resume", "duration=3 steps")
     assert result.exit_code == 4, result.output
     (line,) = [line for line in result.output.splitlines() if line.startswith("error:")]
-    assert f"model.safetensors: {name} is not what it was when this run began" in line
+    assert line.endswith("[SF-RESUME-CHANGED]")
+    assert gives(line, name)
     with monkeypatch.context() as patch:  # twin: without the comparison the run goes on with another model
         patch.setattr("surefoot.runs.run.check_base", lambda *given: None)
         assert train(config, "--resume", "duration=3 steps").exit_code == 0

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from helpers.faults import gives
 from helpers.hub_stub import client_of, go_offline, serve
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
@@ -99,7 +100,7 @@ class TestARun:
         monkeypatch.setattr(prepare, "saved_commits", lambda path: {})
         done = train(config, "--resume", "duration=2 steps")
         assert done.exit_code == 4
-        assert "the training data is not what it was" in done.output
+        assert "[SF-RESUME-CHANGED]" in done.output
 
     def test_asks_each_name_once_and_then_no_more_of_it(self, hub, config):
         assert train(config).exit_code == 0
@@ -110,7 +111,7 @@ class TestARun:
         assert train(config).exit_code == 0
         move_branches(hub)
         opened = open_for_use(str(config.parent / "out"))
-        assert "org/base with the adapter" in opened.described
+        assert gives(opened.described, "org/base")
         assert not [line for line in hub.asked if "NOTES.md" in line]
 
     def test_says_and_records_that_the_hub_was_away(self, hub, config):
@@ -149,7 +150,7 @@ class TestARun:
         monkeypatch.setattr(revisions, "hub_data_name", lambda source: None)  # the twin
         done = train(config, entry, "--resume", "duration=3 steps")
         assert done.exit_code == 4
-        assert "the training data is not what it was" in done.output
+        assert "[SF-RESUME-CHANGED]" in done.output
 
 
 class TestPin:

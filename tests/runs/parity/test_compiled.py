@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import contextmanager
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.faults import raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.path_runs import path_config, start
 from surefoot.runs import requirements as required
 from surefoot.runs import steps
-from surefoot.system.errors import EnvironmentFault
 
 DIFFERENT = 1.02  # within what bf16 allows, and far outside of what fp32 does
 
@@ -85,29 +86,25 @@ def test_it_is_tried_recorded_and_told(workplace, tmp_path, compiler):
     assert not tried["outside"]
     assert all(tried["differs"][name] <= limit == 1e-3 for name, limit in tried["limits"].items())
     assert min(tried["seconds"], tried["eager_seconds"]) > 0
-    assert "compile: default took " in said
-    assert "times as fast" in said
+    assert re.search(r"^compile: default ", said, re.MULTILINE)
 
 
 def test_what_gains_nothing_is_a_caution(workplace, tmp_path, compiler):
     compiler(slow)
     _, said = train(workplace, tmp_path / "run")
-    assert "caution: compile: default took " in said
-    assert "set compile: off in another run" in said
+    assert "caution: compile: default " in said
 
 
 def test_twin_code_that_computes_something_else_ends_the_run_before_step_1(workplace, tmp_path, compiler):
     compiler(wrong)
-    with pytest.raises(EnvironmentFault, match="compile: default differs from the model as it is written by"):
+    with raises_fault("SF-FAST-PATH", "compile", "default"):
         train(workplace, tmp_path / "run")
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
 def test_a_compiler_that_fails_is_one_line(workplace, tmp_path, compiler):
     compiler(broken)
-    with pytest.raises(
-        EnvironmentFault, match="compile: default fails on this model: no such instruction; set compile: off"
-    ):
+    with raises_fault("SF-FAST-PATH", "compile", "default", "instruction", remedy=["off"]):
         train(workplace, tmp_path / "run")
 
 
@@ -116,8 +113,7 @@ def test_a_resumed_run_stays_with_it(workplace, tmp_path, compiler):
     train(workplace, tmp_path / "run")
     compiler(wrong)
     _, said = train(workplace, tmp_path / "run", mode="resume", duration="3 steps")
-    assert "caution: compile: default differs from the model as it is written by 0.0" in said
-    assert "it stays, as the run began with it" in said
+    assert re.search(r"caution: compile: default .*\b0\.0\d", said)
 
 
 def test_what_is_not_compiled_is_not_tried(workplace, tmp_path, monkeypatch):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from helpers.growing_records import write_sky
 from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
@@ -78,7 +79,7 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
     break_scale(monkeypatch)
     broken = config(workplace, tmp_path / "run", kernels={"adapter": "auto", "loss": "plain"})
     screen = start(broken)
-    assert "caution: kernels.adapter: fast differs from the plain path by" in screen
+    assert "caution: kernels.adapter: fast " in screen
     found, choice = recorded(tmp_path / "run")
     assert not found["used"]
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
@@ -103,7 +104,7 @@ def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fast_adapters, "adapted", fail)
     screen = start(config(workplace, tmp_path / "run"))
-    assert "kernels.adapter: fast fails on this model (one of the variables needed for gradient computation)" in screen
+    assert re.search(r"kernels\.adapter: fast .*gradient", screen)
     assert recorded(tmp_path / "run")[1].value == "plain"
 
 
@@ -126,8 +127,8 @@ def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_nev
     monkeypatch.setattr("surefoot.runs.parity.differences.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
     forget(tmp_path / "run", [2])
     screen = start(wanted, "resume")
-    assert screen.count("caution: kernels.adapter: fast differs from the plain path by") == 1
-    assert "allowed is -1; it stays, as the run began with it" in screen
+    (line,) = [line for line in screen.splitlines() if line.startswith("caution: kernels.adapter: fast ")]
+    assert gives(line, -1)
     found, now = recorded(tmp_path / "run")
     assert (found["used"], found["outside"], now) == (True, True, choice)
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
