@@ -74,7 +74,7 @@ class TestAdapterOnTheHub:
         hub.gated = {"org/base"}
         done = CliRunner().invoke(main, ["generate", "org/adapter", "--prompt", "hello"])
         assert done.exit_code == 3
-        assert "[SF-HUB-ACCESS]" in done.output
+        assert "[SF-ADAPTER-FIT]" in done.output
         assert gives(done.output, "org/base")
 
     def test_a_base_at_a_revision(self, hub, adapter, base):

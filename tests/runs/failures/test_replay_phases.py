@@ -15,6 +15,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 
+from helpers.faults import gives
 from helpers.rollback_runs import rollback_world, write_config
 from helpers.tiers import representatives
 from surefoot.commands.main import main
@@ -136,16 +137,24 @@ def again(plant: Plant, plain: Any, kept: Path, *words: str) -> tuple[int, str]:
         return call("replay", str(kept), *words)
 
 
-def reproduced(kept: Path, plant: Plant, plain: Any) -> list[str]:
-    """With its twin: without the fault it goes through. The lines that were said of the former."""
-    plant.patch.undo()
-    code, said = call("replay", str(kept))
+def told_of(kept: Path) -> dict[str, Any]:
+    """What a script is told of a replay that goes through."""
+    code, said = call("replay", str(kept), "--json")
     assert code == 6, said
-    assert ": it succeeds\nnot reproduced" in said
-    code, said = again(plant, plain, kept)
+    told = json.loads(said)
+    assert (told["same"], told["error"], told["now"] and told["now"].get("module")) == (False, "", None)
+    return told
+
+
+def reproduced(kept: Path, plant: Plant, plain: Any) -> dict[str, Any]:
+    """What a script is told. With its twin: without the fault it goes through."""
+    plant.patch.undo()
+    told_of(kept)
+    code, said = again(plant, plain, kept, "--json")
     assert code == 0, said
-    assert said.endswith("reproduced: the same exception at the same place\n")
-    return said.splitlines()
+    told = json.loads(said)
+    assert (told["kind"], told["same"]) == ("crash", True)
+    return told
 
 
 def goes_on(world: Path, name: str, path: str, before: dict[str, str]) -> None:
@@ -171,9 +180,8 @@ def test_an_evaluation_that_raises_is_kept_and_raised_again(world, plant, stage)
     at_a_batch = stage not in ("kto", "ppo")  # the others are at their KL term, or at an answer
     assert [list(one.examples) for one in found.batches] == ([list(failure.examples)] if at_a_batch else [])
     before = checkpoints(world / name)
-    then, now, _ = reproduced(kept, plant, module_raises)
-    assert then.startswith(f"the evaluation after step {EVALUATED}, recorded: IndexError: a token that no row has")
-    assert now.startswith(f"the evaluation after step {EVALUATED}, now: IndexError")
+    told = reproduced(kept, plant, module_raises)
+    assert (told["phase"], told["step"], told["error"].partition(":")[0]) == ("evaluation", EVALUATED, "IndexError")
     goes_on(world, name, path, before)
 
 
@@ -192,9 +200,9 @@ def test_batches_that_cannot_be_made_are_named_and_made_again(world, plant, stag
     assert failure.needs == {"ppo": "run", "kto": "weights"}.get(stage, "data")
     assert (found.weights is None) == (failure.needs != "weights")
     before = checkpoints(world / name)
-    then, now, _ = reproduced(kept, plant, data_raise)
-    assert then.startswith(f"making the batches of step {STEP}, recorded: ValueError: a record")
-    assert (", from checkpoint-3: ValueError" in now) == rollout
+    told = reproduced(kept, plant, data_raise)
+    assert (told["phase"], told["step"], told["error"].partition(":")[0]) == ("batches", STEP, "ValueError")
+    assert told["start"] == (3 if rollout else None)
     goes_on(world, name, path, before)
     learned = {line["step"]: set(line["examples"]) for line in recent(world / name)}
     steps = (STEP, STEP + 1) if rollout else (STEP,)  # a rollout is of the prompts of both
@@ -217,7 +225,7 @@ def test_a_model_that_raises_before_the_step_is_named(world, plant, stage):
         code, said = call("replay", str(kept))
         assert code == 6, said
         (now,) = [line for line in said.splitlines() if "checkpoint-3" in line]
-        assert "in an earlier step: IndexError" in now
+        assert gives(now, "IndexError")
 
 
 def test_what_a_stage_carries_on_is_taken_again_from_the_checkpoint(world, plant):
@@ -233,10 +241,9 @@ def test_what_a_stage_carries_on_is_taken_again_from_the_checkpoint(world, plant
     failure = read_failure(kept).failure
     assert (failure.needs, len(failure.examples)) == ("run", 4)
     before = checkpoints(world / name)
-    now = reproduced(kept, plant, average_raises)[1]
-    assert now.startswith(
-        f"updating the method's state after step {EVALUATED}, now, from checkpoint-3: ZeroDivisionError"
-    )
+    told = reproduced(kept, plant, average_raises)
+    assert (told["phase"], told["step"], told["start"]) == ("memory", EVALUATED, 3)
+    assert told["error"].startswith("ZeroDivisionError")
     goes_on(world, name, path, before)
 
 
@@ -266,12 +273,10 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
 
     plant.patch.undo()
     plant.patch.setattr(replay_module, "_rerun", looking)
-    code, said = call("replay", str(kept))
-    assert code == 6, said
-    assert ", now, from checkpoint-3: it succeeds" in said
+    assert told_of(kept)["start"] == 3
     for checkpoint in (world / name).glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    assert ", now, from the base model: it succeeds" in call("replay", str(kept))[1]
+    assert told_of(kept)["start"] == 0
     earlier, then, *again = seen  # of the evaluations after steps 2 and 4, and of both replays
     assert all(torch.equal(one[key], then[key]) for one in again for key in then)
     assert not all(torch.equal(earlier[key], then[key]) for key in then)  # twin
@@ -290,14 +295,14 @@ def test_by_the_plain_path_and_for_a_script(world, plant, phase):
         plant.during_phase("batches", EVALUATED)
     kept = fails(world, name, path)
     plant.patch.undo()
-    code, said = call("replay", str(kept), "--plain")
+    code, said = call("replay", str(kept), "--plain", "--json")
     assert code == 6, said
-    assert "with --plain (fp32) it succeeds" in said
+    assert (json.loads(said)["plain"], json.loads(said)["error"]) == (True, "")
     code, said = again(plant, plain, kept, "--plain", "--json")
     assert code == 0, said
     told = json.loads(said)
     assert (told["phase"], told["kind"], told["same"], told["start"]) == (phase, "crash", True, None)
-    assert told["verdict"].startswith("with --plain (fp32) it fails at the same module")
+    assert told["plain"]
 
 
 def test_answers_that_fail_in_an_evaluation_are_asked_again(world, plant):

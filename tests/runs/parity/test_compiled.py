@@ -86,7 +86,7 @@ def test_it_is_tried_recorded_and_told(workplace, tmp_path, compiler):
     assert not tried["outside"]
     assert all(tried["differs"][name] <= limit == 1e-3 for name, limit in tried["limits"].items())
     assert min(tried["seconds"], tried["eager_seconds"]) > 0
-    assert re.search(r"^compile: default ", said, re.MULTILINE)
+    assert "compile: default " in said
 
 
 def test_what_gains_nothing_is_a_caution(workplace, tmp_path, compiler):
