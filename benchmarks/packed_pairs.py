@@ -24,8 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefoot.data.batching.batch import Example, PairBatch
-from surefoot.data.batching.loader import common_beginning, to_batch
-from surefoot.data.batching.loader import Layout
+from surefoot.data.batching.loader import Layout, common_beginning, to_batch
 from surefoot.methods.losses.preference import Constants, preference_loss
 from surefoot.methods.losses.reward import reward_objective
 from surefoot.models.fast.packing import packed_attention

@@ -15,9 +15,8 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, DrawnBatch, Example, Weighted
-from surefoot.data.batching.loader import for_rank, to_batch
+from surefoot.data.batching.loader import Layout, for_rank, to_batch
 from surefoot.data.batching.order import OWN, uniform
-from surefoot.data.batching.packing import Layout
 from surefoot.data.prepare import PreparedData
 from surefoot.methods.examples import step_layout
 from surefoot.methods.method import LoadedModels, RunInputs
