@@ -81,7 +81,7 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     given = {**record["arguments"], "output_dir": f"{record['arguments']['output_dir']}/{RUN}"}
     defaults = record["defaults"]
     for name, value in given.items():
-        known = trl.ALIASES.get(name, name)
+        known = trl.ALIASES.get(name) or name
         if known in _APPLIED or known == _SECRET or value in (None, [], {}, ""):
             continue
         if known not in rows and (name not in defaults or value == defaults[name]):

@@ -93,7 +93,8 @@ def _finish(trainer: Any, run: Path, steps: int, loss: float | None) -> Any:
     trainer.state.global_step = steps
     log = run / "trainer_log.jsonl"
     trainer.state.log_history = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
-    return TrainOutput(steps, loss if loss is not None else float("nan"), {"train_loss": loss})
+    mean = float("nan") if loss is None else loss
+    return TrainOutput(steps, mean, {"train_loss": mean})
 
 
 @contextmanager
