@@ -44,7 +44,7 @@ LOSS_BOUND = 1e-4
 QUANTISED_BOUND = 1e-2
 """The same over a quantised base, whose products the script computes in 16 bits."""
 
-LossOf = Callable[[Sequence[int]], tuple[float, float]]
+LossOf = Callable[[Sequence[int]], Mapping[str, float]]
 _COMPARED = 4  # rows
 
 
@@ -142,7 +142,7 @@ def _train_script(
 def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
     """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step.
 
-    loss_of: indices into the script's data set -> its loss and gradient norm.
+    loss_of: indices into the script's data set -> loss, norm and counted of `HandOver.loss_of`.
 
     Raises InputError if they differ by more than the bound.
     """
@@ -150,13 +150,18 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
     rows, loss, norm = _first_loss(config)
     theirs = loss_of([taken.places[row - 1] for row in rows])
     bound = QUANTISED_BOUND if "quantised" in taken.record else LOSS_BOUND
-    pairs = {"loss": (theirs[0], loss), "gradient norm": (theirs[1], norm)}
+    pairs = {"loss": (theirs["loss"], loss), "gradient norm": (theirs["norm"], norm)}
     apart = {name: abs(a - b) / max(abs(a), abs(b), 1e-12) for name, (a, b) in pairs.items()}
     said = ", ".join(f"{name} {b:.6g} and {a:.6g}" for name, (a, b) in pairs.items())
     where = f"rows {', '.join(map(str, rows))}"
     if not all(value <= bound for value in apart.values()):
         what = f"here and in the script differ ({said}; allowed is {bound:g} of either)"
         raise InputError(Fault(where, what, "the script computes another loss", code="SF-TAKE-OVER"))
+    if abs(theirs["counted"] - 1) > bound:
+        less = 1 - 1 / theirs["counted"]
+        echo(
+            f"its transformers also divides by tokens that it does not learn: its own log shows losses {less:.1%} lower"
+        )
     echo(f"the same as the script's own computation in fp32, on {len(rows)} rows: {said}")
 
 

@@ -100,14 +100,14 @@ class Session:
         folder = Path(message["folder"])
         return Taken(folder, json.loads((folder / "handover.json").read_text(encoding="utf-8")))
 
-    def loss_of(self, places: Sequence[int]) -> tuple[float, float]:
-        """Return the script's own loss and gradient norm of these rows of its data set, in fp32 without dropout."""
+    def loss_of(self, places: Sequence[int]) -> Mapping[str, float]:
+        """Return the script's own loss of these rows of its data set, as `HandOver.loss_of` does."""
         self._send({"kind": "loss", "rows": list(places)})
         message = self._receive()
         if message is None:
             code = self._process.wait()
             raise script_error(self._script, f"its own loss could not be computed (exit code {code})")
-        return message["loss"], message["norm"]
+        return message
 
     def finish(self, run: Path, steps: int, loss: float | None) -> int:
         """Let the script continue with the trained weights; return its exit code."""

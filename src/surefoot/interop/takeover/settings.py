@@ -29,7 +29,7 @@ _APPLIED = (
 )
 """Arguments that the script has applied: to its rows, its model and its tokenizer."""
 
-_SECRET = "hub_token"
+_SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
 def translation_of(taken: Taken, command: Command, options: Options, dropped: Collection[str]) -> Translation:
@@ -65,6 +65,9 @@ def translation_of(taken: Taken, command: Command, options: Options, dropped: Co
         draft.set("adapter.initial", str(taken.folder / "adapter"))
     found = draft.finish("train")
     gone = [Note(one["name"], "listed", (), "given up by --drop", "") for one in record["refused"]]
+    if not record["whole_step_mean"] and record["arguments"]["gradient_accumulation_steps"] > 1:
+        why = "each micro-batch is averaged on its own there; here all tokens of a step weigh the same"
+        gone.append(Note("gradient_accumulation_steps", "changed", ("batch.size",), why, ""))
     noted = [Note(one["name"], "changed", (), one["what"], "") for one in record["noted"]]
     return Translation(**{**vars(found), "notes": (*found.notes, *gone, *noted)})
 
@@ -78,11 +81,12 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     """Yield what the script's settings are, by value: those of the arguments that differ from the rows' defaults, and
     unknown ones that differ from their own."""
     record = taken.record
-    given = {**record["arguments"], "output_dir": f"{record['arguments']['output_dir']}/{RUN}"}
+    counted = {"output_dir": f"{record['arguments']['output_dir']}/{RUN}", "max_steps": record["steps"]}
+    given = {**record["arguments"], **counted}
     defaults = record["defaults"]
     for name, value in given.items():
         known = trl.ALIASES.get(name) or name
-        if known in _APPLIED or known == _SECRET or value in (None, [], {}, ""):
+        if known in _APPLIED or known.endswith(_SECRET) or value in (None, [], {}, ""):
             continue
         if known not in rows and (name not in defaults or value == defaults[name]):
             continue

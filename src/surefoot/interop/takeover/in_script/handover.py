@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import replace
-from .rows import Collate, Written, collated, is_random, write_rows
+from .rows import NO_LABEL, Collate, Written, collated, is_random, write_rows
 from .weights import base_state, clear_weights, drop_quantisation, is_same, link_weights, source_of
 
 TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
@@ -59,6 +60,7 @@ class HandOver:
             "defaults": _defaults(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
             "resume": bool(resume),
+            "whole_step_mean": _counts(trainer) and bool(getattr(trainer, "model_accepts_loss_kwargs", False)),
             "refused": self._refused,
             "noted": self._noted,
             **facts,
@@ -120,7 +122,12 @@ class HandOver:
             self._refuse(type(trainer.data_collator).__name__, what)
             return {}
         trained = self._write_rows("train", self._rows, self._collate)
-        facts = {"rows": len(self._rows), "places": trained.places, "longest": trained.longest}
+        facts = {
+            "steps": _steps(trainer, loader),
+            "rows": len(self._rows),
+            "places": trained.places,
+            "longest": trained.longest,
+        }
         held = trainer.eval_dataset
         if isinstance(held, Mapping):
             self._note("eval_dataset", f"of {len(held)} sets only the first is evaluated")
@@ -203,7 +210,8 @@ class HandOver:
             self._refuse("processing_class", "the trainer has no tokenizer", "pass processing_class=tokenizer")
 
     def loss_of(self, places: Sequence[int]) -> dict[str, Any]:
-        """Return the trainer's loss and gradient norm of these rows, in fp32 and without dropout."""
+        """Return the trainer's loss and gradient norm of these rows, in fp32 and without dropout, per learned token.
+        counted: the tokens by which the trainer itself divides, for each learned one."""
         import torch
 
         trainer, model = self._trainer, self._trainer.model
@@ -215,20 +223,54 @@ class HandOver:
         try:
             batch = collated(self._rows, self._collate, list(places))
             device = next(model.parameters()).device
-            samples, count = trainer.get_batch_samples(iter([batch]), 1, device)
-            inputs = trainer._prepare_inputs(samples[0])
+            batch, more = _with_count(trainer, batch, device)
+            inputs = trainer._prepare_inputs(batch)
             model.zero_grad()
             with torch.enable_grad():
-                loss = trainer.compute_loss(model, inputs, num_items_in_batch=count)
+                loss = trainer.compute_loss(model, inputs, **more)
             loss.backward()
             squares = [float(one.grad.double().square().sum()) for one in model.parameters() if one.grad is not None]
-            return {"loss": float(loss.detach()), "norm": math.sqrt(sum(squares))}
+            # Transformers before 5 count the first token of each row as well, which nothing predicts.
+            learned = int((batch["labels"][..., 1:] != NO_LABEL).sum())
+            counted = int(more.get("num_items_in_batch") or learned) / learned
+            return {
+                "loss": float(loss.detach()) * counted,
+                "norm": math.sqrt(sum(squares)) * counted,
+                "counted": counted,
+            }
         finally:
             model.zero_grad()
             for name, one in model.named_parameters():
                 if name in dtypes:
                     one.data = one.data.to(dtypes[name])  # exact: the values came from this dtype
             model.train(training)
+
+
+def _counts(trainer: Any) -> bool:
+    """Whether this version of transformers divides by the tokens of a whole step (4.46 and later)."""
+    return hasattr(trainer, "get_batch_samples")
+
+
+def _with_count(trainer: Any, batch: Any, device: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the batch, and the arguments of compute_loss that count its items."""
+    if not _counts(trainer):
+        return batch, {}
+    given = (iter([batch]), 1, device)[: len(inspect.signature(trainer.get_batch_samples).parameters)]
+    samples, count = trainer.get_batch_samples(*given)
+    return samples[0], {"num_items_in_batch": count}
+
+
+def _steps(trainer: Any, loader: Any) -> int:
+    """Return the number of steps that the trainer would take; versions count the end of an epoch differently."""
+    args = trainer.args
+    if args.max_steps > 0:
+        return args.max_steps
+    if (counted := getattr(trainer, "set_initial_training_values", None)) is not None:
+        whole = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        given = (args, loader, whole)[: len(inspect.signature(counted).parameters)]
+        return counted(*given)[-1]
+    in_epoch = max(len(loader) // args.gradient_accumulation_steps, 1)
+    return math.ceil(args.num_train_epochs * in_epoch)
 
 
 def _adapted(base: Any, targets: Any) -> list[str]:

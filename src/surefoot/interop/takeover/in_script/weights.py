@@ -95,5 +95,5 @@ def load_trained(model: Any, run: Path) -> None:
 
         set_peft_model_state_dict(model, load_file(adapter))
         return
-    trained = type(model).from_pretrained(run, dtype=next(model.parameters()).dtype)
-    model.load_state_dict(trained.state_dict())
+    trained = type(model).from_pretrained(run)
+    model.load_state_dict(trained.state_dict())  # copies, in the dtype of the script's model
