@@ -97,7 +97,7 @@ def _tell(exported: Exported) -> None:
     for line in check_lines(record):
         echo(line)
     if "tensors" in record:
-        echo(f"{record['tensors']['count']:,} tensors come back bit for bit")
+        echo(f"{record['tensors']['count']:,} tensors are read back unchanged")
     echo(f"\nfiles in {exported.folder}:")
     sizes = {name: file["size"] for name, file in record["outputs"].items()}
     sizes[CERTIFICATE] = (exported.folder / CERTIFICATE).stat().st_size

@@ -1,8 +1,8 @@
-"""bos_zero_config.json: the file beside a model that was trained with a scaled BOS embedding.
+"""bos_zero_config.json: a file in the folder of a model that was trained with a scaled BOS embedding.
 
-A fork of LLaMA-Factory began it. Its keys are kept, so that its readers find what they know; `scaling_factor` is ours,
-because the original does not say the factor. One of its files is refused until somebody writes the factor in: a model
-that is asked with another factor than it was trained with answers worse, and nothing would show it.
+The format comes from a fork of LLaMA-Factory, whose keys are kept; `scaling_factor` is added, because the original does
+not record the factor. Files without it are refused: a model used with another factor than in training gives worse
+answers without any error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FACTOR = "scaling_factor"
 
 
 def bos_file(scale: float, global_step: int | None = None) -> dict[str, Any]:
-    """The content. global_step: of a checkpoint, which alone has one."""
+    """Return the content. global_step: only for a checkpoint."""
     content: dict[str, Any] = {
         "add_bos_token": True,
         "zero_bos_embedding": True,
@@ -32,9 +32,9 @@ def bos_file(scale: float, global_step: int | None = None) -> dict[str, Any]:
 
 
 def read_bos_scale(folder: Path) -> float | None:
-    """The factor of the model in `folder`; None where the file is not there or says that nothing is scaled.
+    """Return the factor of the model in `folder`; None if there is no file, or it disables scaling.
 
-    Raises InputError for a file without a usable factor.
+    Raises InputError for a file without a valid factor.
     """
     path = folder / BOS_FILE
     if not path.is_file():

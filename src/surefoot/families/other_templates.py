@@ -1,12 +1,11 @@
 """Templates of LLaMA-Factory and Axolotl, so that their configs train on the same token ids under the same label mask.
 
-LLaMA-Factory's differ from the rows of the same name in `surefoot.families.templates`, which follow what the models'
-publishers write: every slot is encoded alone, what follows the end of an answer is learned with it, and some put no
-BOS. Facts: LLaMA-Factory 0.9.5, its token ids in `tests/equality`. Not here: templates that put another label on a
-token than the token itself (gemma2, falcon, solar: `efficient_eos`) or that end no answer (empty), and layouts
-for tools.
+LLaMA-Factory's differ from the rows of the same name in `surefoot.families.templates`, which follow the models'
+publishers: every slot is tokenized separately, the text after the end of an answer is learned too, and some have no
+BOS. Source: LLaMA-Factory 0.9.5; its token ids are in `tests/equality`. Not supported: templates with labels that
+differ from the tokens (gemma2, falcon, solar: `efficient_eos`) or without ends of answers (empty), and tools.
 
-Axolotl's: what version 0.18 writes for chat_template alpaca and phi_3; its chatml, llama3 and gemma equal ours.
+Axolotl's: chat_template alpaca and phi_3 of version 0.18; its chatml, llama3 and gemma equal surefoot's.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
     ),
     _row(
         "phi",
-        # <|end|> becomes EOS there, and so loses its way of swallowing the line end behind it.
+        # LLaMA-Factory makes <|end|> EOS, so that it no longer strips the newline after it.
         "<|user|>\n{content}<|end|>{alone}\n<|assistant|>\n",
         answer="{content}<|end|>{alone}\n",
         system="<|system|>\n{content}<|end|>{alone}\n",

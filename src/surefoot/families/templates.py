@@ -1,7 +1,7 @@
-"""The named templates, one row each: what stands around every text of a conversation.
+"""The named templates, one row each: the text around the contents of a conversation.
 
-`surefoot.data.chat.builtin_template` lays conversations out with a row, `surefoot.data.chat.builtin_jinja` turns it
-into the chat template that other programs read.
+`surefoot.data.chat.builtin_template` renders conversations with a row, `surefoot.data.chat.builtin_jinja` converts it
+to a Jinja chat template for other programs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from surefoot.system.locations import TEMPLATE_SUFFIX
 from surefoot.system.messages import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
-OWN_OR = f"{OWN}-or-"  # and the name of the one that is taken where the tokenizer brings none
-BY_RECORD = "by-record"  # of data.template and data.train_on: the first record of the data says it
+OWN_OR = f"{OWN}-or-"  # followed by the name of the template to use if the tokenizer has none
+BY_RECORD = "by-record"  # of data.template and data.train_on: decided by the first record of the data
 
 
 _TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
 _PAIRED = ", paired with an input that provides further context."
-_INDENT = " " * 16  # the source text of the published code was indented, and its prompts were so too
+_INDENT = " " * 16  # the published code has indented multi-line strings, so its prompts are indented
 
 
 def _commonsense(name: str, about: str, header_blanks: str, blank_line: str) -> Prompt:
-    """Both renders of LLM-Adapters' code, byte for byte: the trained one and the evaluated one differ in blanks."""
+    """Make the training and evaluation prompts of LLM-Adapters, byte for byte; they differ in whitespace."""
     return Prompt(
         name=name,
         about=about,
@@ -124,8 +124,8 @@ ROWS: tuple[Row, ...] = (
         control=("<start_of_turn>", "<end_of_turn>"),
         stops=("<end_of_turn>",),
     ),
-    # Of DeepSeek's own templates V3's leaves thoughts out, and R1's prompts end with <think>, which answers lack. The
-    # tokens of the roles are not special in its tokenizers, so none is demanded.
+    # DeepSeek's own template for V3 removes reasoning, and R1's prompts end with <think>, which answers lack. The role
+    # tokens are not special in its tokenizers, so none is required.
     Dialogue(
         name="deepseek",
         about="DeepSeek V3 and R1: a token for each role, thoughts as the data have them",
@@ -213,16 +213,16 @@ ROWS: tuple[Row, ...] = (
 
 _OF_TOOLS = (*LLAMAFACTORY, *AXOLOTL)
 NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))
-ANYWHERE = "alpaca, vicuna or plain"  # rows that need nothing of a tokenizer but EOS
+ANYWHERE = "alpaca, vicuna or plain"  # rows that need only EOS
 
 
 def find_row(name: str) -> Row | None:
-    """The row called `name`; None for the tokenizer's own template, a file, or an unknown name."""
+    """Return the row `name`; None for the tokenizer's own template, a file, or an unknown name."""
     return next((row for row in (*ROWS, *_OF_TOOLS) if row.name == name), None)
 
 
 def row_like(source: str) -> str:
-    """The name of a row whose words before a question and before an answer stand in this Jinja source; "" without."""
+    """Return the name of a row whose text before questions and answers occurs in this Jinja source, or ""."""
     for row in ROWS:
         if isinstance(row, Dialogue):
             words = (row.user.partition("{content}")[0].strip(), row.opening.strip())
@@ -232,7 +232,7 @@ def row_like(source: str) -> str:
 
 
 def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
-    """The row called `name`, or why it cannot be used: there is none, or the tokenizer lacks tokens that it needs.
+    """Return the row `name`, or why it cannot be used: unknown, or the tokenizer lacks tokens that it needs.
 
     is_control: whether the tokenizer has this text as a special token.
     """
@@ -253,5 +253,5 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
 
 
 def is_file(name: str) -> bool:
-    """Whether data.template names a file of the user's own."""
+    """Whether data.template names a file."""
     return name.endswith(TEMPLATE_SUFFIX)

@@ -199,7 +199,7 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
 def _scaler(compute: DType) -> Choice[bool]:
     if compute == "fp16":
         return Choice(True, "fp16 gradients underflow without one; it scales over fp32 trainable parameters", "default")
-    return Choice(False, f"{compute} has the range of fp32: nothing to scale", "default")
+    return Choice(False, "only fp16 needs it", "default")
 
 
 def tf32_is_open(request: PrecisionConfig, hardware: Hardware, environment: Mapping[str, str]) -> bool:

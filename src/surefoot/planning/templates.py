@@ -25,7 +25,7 @@ def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, no
         name = OWN if tokenizer.chat_template is not None else request.removeprefix(OWN_OR)
         _check_named(name, tokenizer, notes)
         has = "a" if name == OWN else "no"
-        choice = Choice(name, f"asked for, and the tokenizer brings {has} chat template", "user")
+        choice = Choice(name, f"asked for, and the tokenizer has {has} chat template", "user")
     else:
         _check_named(request, tokenizer, notes)
         choice = Choice(request, "asked for", "user")
@@ -81,8 +81,8 @@ def writes_bos(source: str, tokenizer: TokenizerFacts) -> bool:
 
 def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
     if tokenizer.chat_template is not None:
-        return Choice(OWN, "the tokenizer brings a chat template", "default")
-    reason = "the tokenizer brings no chat template; alpaca needs no special tokens (dialogues take vicuna)"
+        return Choice(OWN, "the tokenizer has a chat template", "default")
+    reason = "the tokenizer has no chat template; alpaca needs no special tokens (dialogues take vicuna)"
     return Choice("alpaca", reason, "default")
 
 
@@ -96,7 +96,7 @@ def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
     elif name == OWN:
         if tokenizer.chat_template is None:
             notes.refuse(
-                "data.template", "the tokenizer brings no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
+                "data.template", "the tokenizer has no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
             )
     elif isinstance(fault := named_row(name, tokenizer.is_special), Fault):
         notes.refuse(fault.where, fault.what, fault.fix, fault.code)

@@ -1,12 +1,11 @@
 """Remove what looks like a key or a password from messages of libraries.
 
-    redacted(str(error))    # secrets, and anything as long and mixed as a key
-    veiled(line)            # only what is a secret beyond doubt; hashes and long names stay
+    redacted(str(error))    # removes secrets, and anything that could be a key
+    veiled(line)            # removes only certain secrets; hashes and long names stay
 
-A secret is recognised by its own shape (`_SHAPES`) or by the name before it (`hides`). In doubt a harmless word is
-removed: it can be read in the library's own log, while a secret that was printed once stays in logs and bug reports.
-Texts may be long and hostile, so every pattern runs in linear time: it consumes what it looks at, or looks ahead no
-further than a bound.
+A secret is recognised by its format (`_SHAPES`) or by the name before it (`hides`). `redacted` may remove harmless
+words, because a printed secret stays in logs and bug reports. Texts may be long and hostile, so every pattern runs in
+linear time: it consumes what it reads, or its lookahead is bounded.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _SECRET = re.compile(
     """,
     re.VERBOSE,
 )
-_TOKEN_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$")  # tokens that are no secret
+_TOKEN_OF_TEXT = re.compile(rf"(?:{'|'.join(_OF_TEXT)})_token$")  # tokens that are not secrets
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # of accessKey
-_SHELLS = ("PWD", "OLDPWD")  # the folder that a shell is in
+_SHELLS = ("PWD", "OLDPWD")  # the working folder of a shell
 _SHAPES = re.compile(
     r"""
       (?<=://)(?:[^\s/:@"'<>]{0,256}:[^\s"'<>]{0,512}|[^/@\s]+)(?=@)                     # user:pass/w@rd@host
     | (?<=[?&])(?:[\w-]{0,40}[-_])?(?:sig|signature|key|auth|code)=[^\s"'&<>]+          # of a signed address
-    | (?<=hooks\.slack\.com/services/)[\w/]+ | (?<=/api/webhooks/)[\w/-]+                # who knows them may post
+    | (?<=hooks\.slack\.com/services/)[\w/]+ | (?<=/api/webhooks/)[\w/-]+                # secret webhook addresses
     | -----BEGIN\ [A-Z ]{0,40}PRIVATE\ KEY(?:[^-]|-(?!----END))*+(?:-----END[A-Z ]{0,50}-----)?
     | \bbearer\s+[\w.~+/=-]{8,}
     | \bbasic\s+(?=[\w+/]{0,999}[\d=])[\w+/=]{8,}
@@ -62,7 +61,7 @@ _LONG = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
-# Whole names only, never tried again from their middle: a line of megabytes would take hours.
+# Whole names only, without backtracking into them: a line of megabytes would take hours.
 _NAME = re.compile(r"""(?<![\w.-])([\w.-]++)\\{0,3}["']?\]?[^\S\n]*+(=>|:=|==?|:)[^\S\n]*+""")
 _QUOTED = re.compile(r"""[bruf]{0,2}(\\{0,3}["'])((?:(?!\1)(?:\\.|.))*+)""", re.IGNORECASE)
 _REST = re.compile(r"""[^\n"']++""")
@@ -71,7 +70,7 @@ _WORD = re.compile(r"""[^\s"']++""")
 _NO_VALUE = re.compile(
     r"""["']?(?:<[^<>\s]{1,40}>|\$\{?\w{1,80}\}?|…)["']?$"""
 )  # a special token, the name of a variable
-# What follows `name:` in a sentence about it.
+# Words after `name:` in a sentence about it.
 _PROSE = frozenset(
     [
         *("is", "are", "was", "were", "has", "must", "should", "may", "can", "cannot", "not", "no", "none", "null"),
@@ -85,26 +84,26 @@ _LONGEST = 20  # characters, beyond every word of _PROSE
 
 
 def hides(name: str) -> bool:
-    """Whether a setting of this name holds a secret: a key, a password, an address that lets its owner in."""
+    """Whether a setting of this name contains a secret: a key, a password, an address with credentials."""
     plain = _HUMP.sub("_", name).replace("-", "_").lower()
     return name not in _SHELLS and _SECRET.search(plain) is not None and _TOKEN_OF_TEXT.search(plain) is None
 
 
 def hides_any(name: str) -> bool:
-    """The same of a flag or a setting within settings: --hub-token, model.hub_token."""
+    """`hides` for a flag or a nested setting: --hub-token, model.hub_token."""
     return hides(name.lstrip("-").rpartition(".")[2])
 
 
 def redacted(text: str) -> str:
-    """The text with an ellipsis for each secret, and for whatever is as long and mixed as a key."""
+    """Replace each secret, and anything that could be a key, by an ellipsis."""
     return _LONG.sub("…", veiled(text))
 
 
 def veiled(text: str) -> str:
-    """Without what is a secret beyond doubt: the value behind a name that hides one (`NAME=value`, `name: value`,
-    `"name": "value"`), and tokens by their shape. Hashes and long names stay, which a message is about."""
+    """Remove only certain secrets: values after secrets' names (`NAME=value`, `name: value`, `"name": "value"`), and
+    tokens by their format. Hashes and long names stay, because messages may be about them."""
     shown, position = [], 0
-    # Values behind names first: a shape within one would leave the rest of it standing.
+    # Values after names first: a match of a format within one would leave its rest.
     for start, end in _named_values(text):
         shown += text[position:start], "…"
         position = end
@@ -112,7 +111,7 @@ def veiled(text: str) -> str:
 
 
 def veiled_line(text: str) -> str:
-    """A line of a file, of the same width: what stands behind a name that hides it goes, up to the end of the line."""
+    """Remove values after secrets' names in a line of a file, up to its end, and keep its width."""
     for name in _NAME.finditer(text):
         if hides_any(name[1]) and text[name.end() :].strip():
             text = text[: name.end()] + _blank(text[name.end() :])
@@ -121,7 +120,7 @@ def veiled_line(text: str) -> str:
 
 
 def veiled_words(words: Sequence[str]) -> list[str]:
-    """A command without the values of flags whose names hide them."""
+    """Return a command without the values of flags with secrets' names."""
     shown: list[str] = []
     for word in words:
         before = shown[-1] if shown else ""
@@ -131,7 +130,7 @@ def veiled_words(words: Sequence[str]) -> list[str]:
 
 
 def veiled_value(value: Any) -> Any:
-    """A value of settings, with an ellipsis for what lies under a name that hides it."""
+    """Return settings with an ellipsis for values under secrets' names."""
     if isinstance(value, dict):
         return {name: "…" if held and hides(str(name)) else veiled_value(held) for name, held in value.items()}
     if isinstance(value, list | tuple):
@@ -140,7 +139,7 @@ def veiled_value(value: Any) -> Any:
 
 
 def _named_values(text: str) -> Iterator[tuple[int, int]]:
-    """First place and the one after the last of each value that its name hides."""
+    """Yield start and end of each value after a secret's name."""
     position = 0
     while name := _NAME.search(text, position):
         position = name.end()
@@ -156,8 +155,8 @@ def _named_values(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_bare(text: str, start: int, name: re.Match[str]) -> int:
-    """Where an unquoted value ends: at the next space or quote, of a header with the next quote, of a list with the
-    line. At its start where a sentence goes on."""
+    """Return the end of an unquoted value: the next space or quote, for a header the next quote, for a list the end of
+    the line; its start if it is a sentence."""
     word = text[start : start + _LONGEST].split(maxsplit=1)
     if name[2] == ":" and word and word[0].strip(".,:;!").lower() in _PROSE:
         return start

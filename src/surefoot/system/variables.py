@@ -1,8 +1,8 @@
-"""Environment variables that change numbers, kernels, threads or downloads, and those that people believe to.
+"""Environment variables that change numbers, kernels, threads or downloads, or are wrongly believed to.
 
-One row each: who reads it, what it does to a run, and whether the config decides instead. Each row was checked in the
-sources and libraries of torch 2.13, transformers 5.23 and accelerate 1.15; a test looks again. Nothing secret and no
-path is ever among them.
+One row each: who reads it, its effect on a run, and whether the config overrides it. Each row was checked in the
+sources and libraries of torch 2.13, transformers 5.23 and accelerate 1.15, and a test checks again. None contains a
+secret or a path.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Below = Literal["never", "compiling", "always"]
 
 @dataclass(frozen=True)
 class Variable:
-    """What a variable does to a run.
+    """Effect of a variable on a run.
 
-    reader: who reads the name; "" for nobody.
+    reader: the library that reads it; "" for none.
     effect: a phrase in which {compute}, {tf32}, … are the plan's values.
-    verdict: whether it acts, loses against the config, or is read by nobody here.
+    verdict: whether it is used, overridden by the config, or ignored.
     device: the only kind of device on which it matters.
-    below: when it changes kernels, types or memory behind the config's back: always, or with torch.compile. The others
-        set what the config leaves to the environment: threads, devices, allocators, whether there is a network.
+    below: when it changes kernels, dtypes or memory independently of the config: always, or with torch.compile. The
+        others set what has no config key: threads, devices, allocators, network access.
     """
 
     reader: str
@@ -35,7 +35,7 @@ class Variable:
 
 
 _NOBODY = Variable("", "nothing reads this name", "ignored")
-_CONFIG_KERNELS = "nothing reads this name; attention.* in the config chooses: {attention}"
+_CONFIG_KERNELS = "nothing reads this name; attention.* in the config decides: {attention}"
 _BELIEVED_KERNEL = Variable("", _CONFIG_KERNELS, "ignored")
 _THREADS = Variable("torch", "sets the number of CPU threads: {threads}", "used")
 _PRECISION = "surefoot computes as the config says: {compute}"
@@ -47,7 +47,7 @@ _ISA = Variable(
     "always",
 )
 _FPMATH = Variable("oneDNN", "allows it to round fp32 operands", "used", "cpu", "always")
-_MKL = Variable("MKL", "chooses code paths of fp32 matrix products: other last bits", "used", "cpu")
+_MKL = Variable("MKL", "selects code paths of fp32 matrix products: different rounding", "used", "cpu")
 _ALLOCATOR = Variable("torch", "changes how GPU memory is allocated, not the numbers", "used", "cuda")
 _NO_COMPILE = Variable("torch", "switches torch.compile off (compile is {compile})", "used", below="compiling")
 _OFFLINE = Variable("huggingface_hub", "nothing is downloaded; models come from the cache", "used")
@@ -62,17 +62,17 @@ VARIABLES: dict[str, Variable] = {
     ),
     "ACCELERATE_MIXED_PRECISION": Variable("accelerate", _PRECISION, "overridden"),
     "ACCELERATE_USE_CPU": Variable("accelerate", "surefoot runs on {device}", "overridden"),
-    "ACCELERATE_USE_DEEPSPEED": Variable("accelerate", "parallel.engine says how memory is shared out", "ignored"),
-    "ACCELERATE_USE_FSDP": Variable("accelerate", "parallel.engine says how memory is shared out", "ignored"),
+    "ACCELERATE_USE_DEEPSPEED": Variable("accelerate", "parallel.engine in the config decides", "ignored"),
+    "ACCELERATE_USE_FSDP": Variable("accelerate", "parallel.engine in the config decides", "ignored"),
     "ATEN_CPU_CAPABILITY": Variable(
-        "torch", "limits torch's vector instructions: slower, other last bits", "used", "cpu", below="always"
+        "torch", "limits torch's vector instructions: slower, different rounding", "used", "cpu", below="always"
     ),
     "ATTN_IMPLEMENTATION": _BELIEVED_KERNEL,
     "CUBLAS_WORKSPACE_CONFIG": Variable("cuBLAS", "fixes its workspaces; makes products repeatable", "used", "cuda"),
     "CUDA_LAUNCH_BLOCKING": Variable(
         "CUDA", "waits after every kernel: slow, for debugging", "used", "cuda", below="always"
     ),
-    "CUDA_VISIBLE_DEVICES": Variable("CUDA", "chooses the GPUs that this process sees", "used"),
+    "CUDA_VISIBLE_DEVICES": Variable("CUDA", "sets the GPUs that are visible to this process", "used"),
     "DNNL_DEFAULT_FPMATH_MODE": _FPMATH,
     "DNNL_MAX_CPU_ISA": _ISA,
     "HF_HUB_OFFLINE": _OFFLINE,
@@ -80,7 +80,7 @@ VARIABLES: dict[str, Variable] = {
     "MKL_ENABLE_INSTRUCTIONS": replace(_MKL, below="always"),
     "MKL_NUM_THREADS": _THREADS,
     "NVIDIA_TF32_OVERRIDE": Variable(
-        "cuBLAS, cuDNN", "decides TF32 below torch: {tf32}", "used", "cuda", below="always"
+        "cuBLAS, cuDNN", "sets TF32 in CUDA's libraries: {tf32}", "used", "cuda", below="always"
     ),
     "OMP_NUM_THREADS": _THREADS,
     "ONEDNN_DEFAULT_FPMATH_MODE": _FPMATH,
@@ -99,7 +99,7 @@ VARIABLES: dict[str, Variable] = {
         "torch", "would allow TF32; precision.tf32 is set after it: {tf32}", "overridden", "cuda"
     ),
     "TORCH_BLAS_PREFER_CUBLASLT": Variable(
-        "torch", "chooses another library for products", "used", "cuda", below="always"
+        "torch", "uses another library for matrix products", "used", "cuda", below="always"
     ),
     "TORCH_COMPILE_DISABLE": _NO_COMPILE,
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": Variable(

@@ -21,10 +21,10 @@ from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.system.folders import CERTIFICATE as CERTIFICATE
 
 _WORDS = {
-    "adapter_and_merged": "adapter over base, and merged (both in fp32)",
-    "scaled_and_baked": "scaled BOS embedding, and written into its row (both in fp32)",
-    "reloaded_and_gguf": "these files, and the GGUF file as loaded by transformers",
-    "fp32_and_reloaded": "fp32, and these files as loaded by transformers",
+    "adapter_and_merged": "adapter on its base and merged model (both in fp32)",
+    "scaled_and_baked": "scaled BOS embedding and BOS row with the factor (both in fp32)",
+    "reloaded_and_gguf": "these files and the GGUF file as loaded by transformers",
+    "fp32_and_reloaded": "fp32 model and these files as loaded by transformers",
 }
 
 

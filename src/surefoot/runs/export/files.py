@@ -186,7 +186,7 @@ def served_row(template: Template, encoder: TextEncoder, stop_ids: Sequence[int]
     for candidate in ROWS:
         if isinstance(candidate, Dialogue) and _same(candidate, wanted, encoder, stop_ids):
             return candidate, ""
-    return None, "the model's own chat template writes something else than every template that surefoot knows by name"
+    return None, "the model's chat template is not equivalent to any of surefoot's named templates"
 
 
 def _same(row: Dialogue, wanted: list[list[int]], encoder: TextEncoder, stop_ids: Sequence[int]) -> bool:
