@@ -198,6 +198,11 @@ def groups(config: RunConfig) -> Iterator[Problem]:
         what = "a server returns only some log-probabilities, but the ratio needs those of all tokens within top_p"
         fix = "set grpo.top_k to at most 20 (or to vLLM's --max-logprobs), or leave top_p out"
         yield problem("grpo.top_p", what, fix, "grpo.top_k")
+    if given.environment is not None and not is_address(given.environment.name):
+        for key in ("action", "observation"):
+            if getattr(given.environment, key) is not None:
+                what = "names a field of an OpenEnv server, and the environment is a class"
+                yield problem(f"grpo.environment.{key}", what, "leave it out", "grpo.environment.name")
     for place, term in enumerate(given.rewards):
         if term.convention and not (is_function(term.name) or term.name.startswith("entry_point:")):
             what = f"says how a function is called, but {term.name} is none"

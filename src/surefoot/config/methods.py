@@ -190,13 +190,18 @@ class RewardTerm(Section):
 
 class EnvironmentTerm(Section):
     name: Annotated[Text, Field(examples=["tools.py:Calculator"])]
-    """FILE.py:CLASS, MODULE:CLASS or entry_point:NAME: a class with reset and step, see docs/grpo.md."""
+    """FILE.py:CLASS, MODULE:CLASS or entry_point:NAME: a class with reset and step, see docs/grpo.md; or the http(s)
+    address of an OpenEnv server."""
     weight: Annotated[float, Number] = 1.0
     """Weight of its rewards, summed over an answer's turns, among grpo.rewards; 0: they are only logged."""
     turns: Count = 4
     """Maximum turns of the policy in an answer."""
     seconds: Positive = 60.0
     """Time limit of one reply of the environment."""
+    action: Annotated[Text | None, Field(examples=["message"])] = None
+    """OpenEnv: field of an action that gets the text of a turn; null: its only required field."""
+    observation: Annotated[Text | None, Field(examples=["prompt"])] = None
+    """OpenEnv: field of an observation that is the reply; null: its only field if that is a text, else all as JSON."""
 
 
 class GrpoConfig(Section):

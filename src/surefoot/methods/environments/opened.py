@@ -1,7 +1,7 @@
 """Open the environment that a config names.
 
     grpo:
-      environment: tools.py:Calculator          # or MODULE:CLASS, entry_point:NAME
+      environment: tools.py:Calculator          # or MODULE:CLASS, entry_point:NAME, an address (see `openenv`)
 
 A class of the user's own is called without arguments for every answer. The object's `reset(record)` is called once,
 with the record of the prompt, and returns what is said before the first answer, or nothing; `step(answer)` is called
@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from surefoot.config.methods import EnvironmentTerm
+from surefoot.methods.environments.openenv import OpenEnvEpisode, find_fields
 from surefoot.methods.environments.replies import ROLES, Reply, reply_of
 from surefoot.methods.own_functions import identity, name_of, own_function
 from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import is_address
+from surefoot.system.posting import server
 
 
 class Episode(Protocol):
@@ -47,8 +50,13 @@ class Environment:
 
 
 def open_environment(term: EnvironmentTerm, key: str = "grpo.environment.name") -> Environment:
-    """Raises InputError for a class that is not there or has no reset and step."""
+    """Raises InputError for a class that is not there or has no reset and step, or a server with other actions,
+    EnvironmentFault for a server that does not answer."""
     name = term.name
+    if is_address(name):
+        asked = server(name, key, timeout=term.seconds)
+        fields = find_fields(asked, term.action, term.observation, key.removesuffix(".name"))
+        return Environment(name, ROLES[0], lambda: OpenEnvEpisode(asked, fields), f"{name} {fields}")
     own = own_function(name, key)
     for needed in ("reset", "step"):
         if isinstance(own, type) and not callable(getattr(own, needed, None)):
