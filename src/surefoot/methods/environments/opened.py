@@ -56,7 +56,7 @@ def open_environment(term: EnvironmentTerm, key: str = "grpo.environment.name") 
     if is_address(name):
         asked = server(name, key, timeout=term.seconds)
         fields = find_fields(asked, term.action, term.observation, key.removesuffix(".name"))
-        return Environment(name, ROLES[0], lambda: OpenEnvEpisode(asked, fields), f"{name} {fields}")
+        return Environment(name, ROLES[0], lambda: OpenEnvEpisode(asked, fields), f"OpenEnv {fields}")
     own = own_function(name, key)
     for needed in ("reset", "step"):
         if isinstance(own, type) and not callable(getattr(own, needed, None)):
