@@ -498,8 +498,9 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "grpo": ["stage=grpo"],
         "grpo.vllm_url": ["stage=grpo", "grpo.engine=vllm"],
         **{
-            f"grpo.environment.{key}": ["stage=grpo", "grpo.environment.name=tools.py:Own"]
-            for key in ("weight", "turns", "seconds")
+            f"grpo.environment.{key}": ["stage=grpo", f"grpo.environment.name={name}"]
+            for name, keys in (("tools.py:Own", "weight turns seconds"), ("http://127.0.0.1:9", "action observation"))
+            for key in keys.split()
         },
         "ppo.critic_adapter": ["stage=ppo", "ppo.critic_adapter.kind=lora"],
         "ppo.kl_horizon": ["stage=ppo", "ppo.kl_target=6"],
