@@ -4,10 +4,10 @@
     python examples/calculator.py runs/calculator control  # the same with random numbers in place of the reward
 
 The base is a model of 0.4 M parameters over single characters, pre-trained by surefoot on conversations about products
-such as 37*6. In half of them the answer is guessed at once, mostly wrong. In the others the first turn asks the
+such as 37*6. In most of them the answer is guessed at once, nearly always wrong. In a quarter the first turn asks the
 calculator, ?37*6, sometimes for another product; then comes its reply, and a last turn that sometimes misreads it. GRPO
-shows it no conversation: `numeric` says whether the number of the last turn was right. Held out are products that no
-prompt asks for and no conversation of the base is about.
+shows it no conversation: the environment says whether the last turn was right. Held out are products that no prompt
+asks for and no conversation of the base is about.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import surefoot
 
-ASKS, ASKS_RIGHT, READS_RIGHT, GUESSES_RIGHT = 0.5, 0.7, 0.6, 0.05  # shares in the base's conversations
+ASKS, ASKS_RIGHT, READS_RIGHT, GUESSES_RIGHT = 0.25, 0.7, 0.7, 0.05  # shares in the base's conversations
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}[{{ message.content }}]{% else %}"
     "{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
@@ -36,11 +36,12 @@ class Calculator:
     """The environment: a turn ?A*B is replied to, any other turn is the answer."""
 
     def reset(self, record: dict[str, Any]) -> None:
-        """Nothing is said before the first turn."""
+        self.right = record["answer"]
 
-    def step(self, answer: str) -> str | None:
-        call = re.fullmatch(r"\?(\d+)\*(\d+)", answer)
-        return str(int(call[1]) * int(call[2])) if call else None
+    def step(self, answer: str) -> str | dict[str, Any]:
+        if call := re.fullmatch(r"\?(\d+)\*(\d+)", answer):
+            return str(int(call[1]) * int(call[2]))
+        return {"reward": float(answer == self.right), "done": True}
 
 
 def make_base(folder: Path) -> None:
@@ -127,7 +128,6 @@ def grpo_config(folder: Path, arm: str, epochs: int) -> dict[str, Any]:
         "model": str(folder / "base"),
         "data": {"train": str(folder / "prompts.jsonl"), "eval": str(folder / "held-out.jsonl"), "max_length": 48},
         "grpo": {
-            "rewards": ["numeric"],
             "environment": {"name": f"{__file__}:Calculator", "turns": 2},
             "control": "random" if arm == "control" else "none",
             "group": 16,
@@ -136,7 +136,7 @@ def grpo_config(folder: Path, arm: str, epochs: int) -> dict[str, Any]:
         },
         "precision": "fp32",
         "batch": {"size": 128},
-        "optim": {"lr": 2e-4, "schedule": "constant"},
+        "optim": {"lr": 3e-4, "schedule": "constant"},
         "duration": f"{epochs} epochs",
         "eval_every": "1 epochs",
         "eval_at_start": True,
