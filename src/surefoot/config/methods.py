@@ -140,7 +140,7 @@ class PpoConfig(Section):
 class DistillConfig(Section):
     teacher: Annotated[Text | None, Field(examples=["meta-llama/Llama-3.1-70B-Instruct"])] = None
     """Model whose next-token distributions are learned: a folder or hub id of a model, or of an adapter, with the
-    student's tokenizer."""
+    student's tokenizer; or a folder written by `surefoot teach`."""
     beta: Annotated[float, Field(ge=0, le=1), Number] = 0.0
     """Divergence from the teacher (Agarwal et al. 2024). 0: forward KL, the teacher's mean of log q - log p. 1: reverse
     KL, the student's mean of log p - log q. Between: generalised Jensen-Shannon divergence; 0.5 is the usual one."""

@@ -93,6 +93,12 @@ class Whole:
     logits: torch.Tensor | None
     words: int
 
+    @property
+    def positions(self) -> int:
+        """N."""
+        known = self.logits if self.hidden is None else self.hidden
+        return 0 if known is None else len(known)
+
     def compare(
         self, log_p: torch.Tensor, part: slice, beta: float, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

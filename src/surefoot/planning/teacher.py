@@ -16,19 +16,24 @@ _COMPARED = 6
 
 @dataclass(frozen=True)
 class TeacherFacts:
-    """path: as the config names it. model: facts of a teacher in memory."""
+    """path: as the config names it. model: facts of a teacher in memory; None if it is stored. stored: what is stored,
+    in words."""
 
     path: str
-    model: ModelFacts
+    model: ModelFacts | None
+    stored: str = ""
 
 
 def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[str] | None, Workload]:
     """Return where the teacher's distributions come from, and the workload with it. Pure."""
     if teacher is None:
         return None, work
+    work = replace(work, compared=_COMPARED)
     model = teacher.model
+    if model is None:
+        return Choice(teacher.path, teacher.stored, "user"), work
     dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
     why = f"a frozen model of {model.parameters:,} parameters in {dtype}, which each process holds whole"
     whole = model.family is None or bool(model.family.beyond_head)  # its head cannot be computed outside of it
-    work = replace(work, beside=work.beside + frozen_bytes(model, work), compared=_COMPARED, other_logits=whole)
+    work = replace(work, beside=work.beside + frozen_bytes(model, work), other_logits=whole)
     return Choice(teacher.path, why, "user"), work

@@ -86,9 +86,9 @@ def _scored_fingerprints(config: RunConfig, plan: RunPlan) -> dict[str, str]:
 def _teacher_fingerprint(config: RunConfig) -> dict[str, str]:
     if not config.method.teacher or config.distill.teacher is None:
         return {}
-    from surefoot.methods.reward_source import weights_fingerprint
+    from surefoot.methods.distill.teacher import teacher_fingerprint
 
-    return {"teacher": weights_fingerprint(config.distill.teacher)}
+    return {"teacher": teacher_fingerprint(config)}
 
 
 def require_base(checkpoint: Checkpoint, base: Path) -> None:

@@ -28,7 +28,7 @@ from surefoot.runs.measured import measure_open_choices
 from surefoot.runs.requirements import ranks_facts, require_libraries
 from surefoot.system import hardware as machine
 from surefoot.system import process
-from surefoot.system.errors import InputError
+from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import Hardware
 
 
@@ -106,6 +106,17 @@ def _roles(config: RunConfig, base: Path) -> Roles:
     else:
         return Roles()
     return find_roles(config, base)
+
+
+def require_distillation(config: RunConfig, base: Path) -> None:
+    """Raise InputError unless the config's stage has a teacher, a model with the tokenizer of the base."""
+    if not config.method.teacher:
+        what = f"stage {config.stage} has no teacher"
+        fix = "use a config of a stage that has one"
+        raise InputError(Fault("stage", what, fix, code="SF-CONFIG-CONFLICT"))
+    if (facts := _teacher(config, base)) is not None and facts.model is None:
+        what = f"{facts.path} is stored already"
+        raise InputError(Fault("distill.teacher", what, "name a model", code="SF-CONFIG-CONFLICT"))
 
 
 def _teacher(config: RunConfig, base: Path) -> TeacherFacts | None:

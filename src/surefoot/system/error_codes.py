@@ -156,6 +156,10 @@ CODES: dict[str, ErrorCode] = {
         "Weights or logits are NaN, infinite or too large, or a position sees later tokens.",
         "Get the model again, or use another precision if its values need it.",
     ),
+    "SF-TEACHER": ErrorCode(
+        "Stored distributions of a teacher are damaged, or do not fit the run's data, template, length or temperature.",
+        "Run `surefoot teach` with the run's config; docs/distill.md describes the folder.",
+    ),
     "SF-TOKENIZER": ErrorCode(
         "The tokenizer cannot be read, has no fast version, lacks a token, or is not the expected one.",
         "Use the model's own tokenizer files.",

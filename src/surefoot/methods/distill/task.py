@@ -11,11 +11,14 @@ from surefoot.data.batching.loader import all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.distill.drawing import Drawing, check_prompts
-from surefoot.methods.distill.teacher import open_teacher, require_teacher
+from surefoot.methods.distill.stored import check_stored, is_stored, open_stored
+from surefoot.methods.distill.teacher import KEY, open_teacher, require_teacher
 from surefoot.methods.examples import prepare_examples, task_of_items
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
 from surefoot.methods.rollouts import rollout_engine
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import resolve_folder
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 
 
@@ -26,10 +29,21 @@ def prepare_distill(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """Prepare the examples. A teacher without weights is found here, before the data are read."""
+    """Prepare the examples. A teacher without weights is found before the data are read, and one that is stored is
+    compared with them."""
     require_teacher(config)
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
     check_prompts(config, data)
+    if is_stored(path := str(config.distill.teacher)):
+        base = resolve_folder(config.model.path, config.model.revision, weights=False)
+        check_stored(
+            path,
+            KEY,
+            tokenizer=data.tokenizer_sha256,
+            temperature=config.distill.temperature,
+            words=facts_of(base).vocab + tokens.added_rows,
+            data=[one for one in (data.train, data.eval) if one is not None],
+        )
     return data
 
 
@@ -47,7 +61,10 @@ def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """Open the teacher, and what draws the student's own answers."""
     config = run.config
-    teacher = open_teacher(config, run.plan, loaded, notify)
+    if is_stored(path := str(config.distill.teacher)):
+        teacher = open_stored(path, KEY)
+    else:
+        teacher = open_teacher(config, run.plan, loaded, notify)
     task = replace(run.task, objective=distill_objective(settings_of(config), teacher))
     if not config.draws:
         return task

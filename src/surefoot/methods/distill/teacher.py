@@ -12,20 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, unpacked
 from surefoot.kernels.chunked_loss import Head
 from surefoot.kernels.divergence import Whole
+from surefoot.methods.distill.stored import META, is_stored, read_facts
 from surefoot.methods.losses.distill import Teacher
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.method import LoadedModels, Notify
 from surefoot.methods.open_model import find_parts, open_for_use
 from surefoot.methods.reference import same_ids
-from surefoot.methods.reward_source import frozen_type
+from surefoot.methods.reward_source import frozen_type, weights_fingerprint
 from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import head_obstacle
 from surefoot.models.fast.last_block import last_block_path
@@ -38,6 +41,7 @@ from surefoot.models.modes import inference_mode
 from surefoot.models.saved_adapter import is_adapter
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.planning.teacher import TeacherFacts
+from surefoot.system.durable import sha256_file
 from surefoot.system.errors import Fault, InputError, SurefootError
 
 KEY = "distill.teacher"
@@ -46,6 +50,8 @@ KEY = "distill.teacher"
 def require_teacher(config: RunConfig) -> None:
     """Fetch the teacher's weights, where the hub has them. Raises InputError where they are missing or cut off."""
     assert config.distill.teacher is not None
+    if is_stored(config.distill.teacher):
+        return
     with _of_the_key():
         base, _ = find_parts(config.distill.teacher, None)
         stored_tensors(base)
@@ -60,6 +66,8 @@ def find_teacher(config: RunConfig, base: Path) -> TeacherFacts:
     """
     path = config.distill.teacher
     assert path is not None, "config.contradictions asks for it"
+    if is_stored(path):
+        return _stored_facts(config, path)
     with _of_the_key():
         own_base, saved = resolve_folder(path, None, weights=False), None
         if is_adapter(own_base):
@@ -78,6 +86,22 @@ def find_teacher(config: RunConfig, base: Path) -> TeacherFacts:
         what = f"{path} has {rows:,} token ids, and the student has more tokens (such as {min(beyond)!r})"
         raise InputError(Fault(KEY, what, "name a model of the same vocabulary", code="SF-TOKENIZER"))
     return TeacherFacts(path, facts)
+
+
+def _stored_facts(config: RunConfig, path: str) -> TeacherFacts:
+    if config.draws:
+        what = f"{path} holds what a teacher said of the data's answers, not of those that the student will draw"
+        fix = "name the teacher itself, or leave distill.on_policy out"
+        raise InputError(Fault(KEY, what, fix, code="SF-CONFIG-CONFLICT"))
+    facts = read_facts(path, KEY)
+    why = f"the {facts.top} likeliest tokens at each position, stored from {facts.teacher}; all others count as one"
+    return TeacherFacts(path, None, why)
+
+
+def teacher_fingerprint(config: RunConfig) -> str:
+    """By which a resumed run knows its teacher again."""
+    path = str(config.distill.teacher)
+    return sha256_file(Path(path) / META) if is_stored(path) else weights_fingerprint(path)
 
 
 @contextmanager
@@ -108,6 +132,31 @@ def open_teacher(config: RunConfig, plan: RunPlan, loaded: LoadedModels, notify:
     model = opened.model.to(loaded.engine.device).eval().requires_grad_(False)
     packs = install_paths(model, plan, loaded.policy, facts_of(opened.base).window, notify)
     return teacher_of(model, student_rows(loaded.policy), None if packs else plan.tokenizer.pad_id)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A teacher without a student. context: of its forward passes."""
+
+    teacher: Teacher
+    device: torch.device
+    context: Callable[[], AbstractContextManager[object]]
+
+
+def open_alone(config: RunConfig, rows: int, say: Callable[[str], None]) -> Alone:
+    """Open the teacher alone, in its own type.
+
+    rows: token ids of the student.
+    say: called with cautions.
+    """
+    path = config.distill.teacher
+    assert path is not None
+    with _of_the_key():
+        opened = open_for_use(path)
+    for caution in opened.cautions:
+        say(f"caution: teacher: {caution}")
+    model = opened.model.requires_grad_(False)
+    return Alone(teacher_of(model, rows), next(model.parameters()).device, opened.context)
 
 
 def student_rows(policy: nn.Module) -> int:
