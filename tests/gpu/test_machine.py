@@ -14,16 +14,16 @@ from helpers.doctor_runs import clean_base, clean_run
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.doctor.examine import examine
-from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.attention import ORDER
 from surefoot.planning.measurements import PADDED, PointwiseSizes
 from surefoot.planning.probes.attention import attention_trials
-from surefoot.planning.probes.documents import DocumentsRequest, document_trials
+from surefoot.planning.probes.child import run_request
+from surefoot.planning.probes.documents import DocumentsRequest
 from surefoot.planning.probes.matmul import product_rates, tf32_rate
 from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.planning.probes.sizes import AttentionRequest
 from surefoot.planning.probes.timing import LIMITS, copy_rate
-from surefoot.runs.kernel_probes import pointwise_ways
+from surefoot.runs.kernel_probes import DOCUMENTS, pointwise_ways
 from surefoot.runs.trial import run_trial
 from surefoot.system.hardware import Hardware, detect
 
@@ -56,13 +56,11 @@ def probe_all(device: str, dtype, heads, length, rows, shape, mix) -> None:
     seen = attention_trials(AttentionRequest(forms, *heads, length, dtype, device, rows=rows))
     assert any(trial.passed for trial in seen)
     packed = "varlen" if on_gpu else "matmul"
-    request = DocumentsRequest((packed, PADDED), mix, *heads, dtype, device, tokens=rows * length)
-
-    def of(lengths):
-        found = documents_of(lengths, kind)
-        return lambda q, k, v: FORMS[packed](q, k, v, found, heads[2] ** -0.5)
-
-    assert [trial.failure for trial in document_trials(request, {packed: of})] == ["", ""]
+    packages = detect().packages if on_gpu else ()
+    request = DocumentsRequest((packed, *packages, PADDED), mix, *heads, dtype, device, tokens=rows * length)
+    first, *others, last = run_request(request, DOCUMENTS)
+    assert (first.failure, last.failure) == ("", "")
+    assert [trial.form for trial in others] == list(packages)  # right or not: the plan refuses what is not
     if not on_gpu:
         request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(shape[0], heads[0], heads[2]), dtype, device)
         assert not any(trial.failure for trial in pointwise_trials(request, pointwise_ways()))
@@ -134,6 +132,6 @@ def test_a_gpu_that_is_there_is_described(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     found = detect()
     assert isinstance(found, Hardware)
-    assert replace(found, flash_attention_2=None, cores=1) == Hardware(
+    assert replace(found, flash_attention_2=None, packages=(), cores=1) == Hardware(
         "GPU", "cuda", 2**37, (9, 0), True, True, True, 1, preset=False, free=2**36
     )

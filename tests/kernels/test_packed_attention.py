@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers import stand_in_kernels
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels.packed_attention import FORMS, SHORT, documents_of, plain
+from surefoot.system.hardware import ATTENTION_PACKAGES
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 6, 16
@@ -188,6 +191,40 @@ def test_autocast_does_not_reach_inside():
         found = run(FORMS["matmul"], *given)
     short = slice(LENGTHS[0], LENGTHS[0] + LENGTHS[1])
     assert torch.equal(found[0][:, :, short], wanted[0][:, :, short])
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Called with a form and a kind of package, which is there until the test ends."""
+
+    def install(form, kind):
+        monkeypatch.syspath_prepend(stand_in_kernels.install(form, tmp_path, kind))
+        return FORMS[form]
+
+    before = set(sys.modules)
+    yield install
+    for name in set(sys.modules) - before:
+        if name.startswith("flash_attn"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("form", ATTENTION_PACKAGES)
+def test_a_package_gets_what_its_function_asks_for(installed, form):
+    qkv, gradient = inputs(torch.bfloat16)
+    found = run(installed(form, "right"), qkv, gradient)
+    assert worst(found, run(plain, *in_double(qkv, gradient))) < TOLERANCE[torch.bfloat16]
+
+
+def test_twin_a_package_that_scales_otherwise_is_far_off(installed):
+    qkv, gradient = inputs(torch.bfloat16)
+    found = run(installed("flash_attn_3", "wrong"), qkv, gradient)
+    assert worst(found, run(plain, *in_double(qkv, gradient))) > TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", ["cannot be imported", "without the function"])
+def test_a_package_that_is_broken_fails_as_a_kernel_does(installed, kind):
+    with pytest.raises(RuntimeError, match="flash_attn_interface cannot be used"):
+        run(installed("flash_attn_3", kind), *inputs(torch.bfloat16))
 
 
 @pytest.mark.gpu

@@ -103,6 +103,52 @@ def test_kernels_that_were_named_take_each_document(facts):
     assert open_forms(run_config(), facts, preset("h100"), "bf16", 300) == ("varlen",)
 
 
+def trial(form, seconds, failure=""):
+    return AttentionTrial(form, 0.0 if failure else seconds, failure)
+
+
+def on_a_gpu_with(facts, *trials, packages=("flash_attn_2", "flash_attn_3"), packing="on"):
+    """The form and its reason."""
+    found = plan_packing(
+        run_config(data={"train": "d.json", "packing": packing}),
+        facts,
+        replace(preset("h100"), packages=packages),
+        compute="bf16",
+        longest=300,
+        lengths=LengthFacts(longest=300, typical=200, mean=100.0, mix=(50, 100), padding=0.3),
+        trials=[*trials, trial("padded", 2e-3)],
+        notes=Notes(),
+    )
+    return found.value, found.reason
+
+
+def test_packages_that_are_installed_are_tried_after_torchs_kernel(facts):
+    machine = replace(preset("h100"), packages=("flash_attn_3", "flash_attn_2"))
+    assert open_forms(run_config(), facts, machine, "bf16", 300) == ("varlen", "flash_attn_2", "flash_attn_3")
+    assert open_forms(run_config(), facts, machine, "fp32", 300) == ("sdpa",)
+
+
+@pytest.mark.parametrize("packing", ["on", "auto"])
+def test_a_package_is_taken_only_if_it_is_right_and_clearly_faster(facts, packing):
+    usual, slow, fast = trial("varlen", 1e-3), trial("flash_attn_2", 0.9e-3), trial("flash_attn_3", 0.5e-3)
+    wrong = trial("flash_attn_3", 0.5e-3, "the output is off by 0.2")
+    assert on_a_gpu_with(facts, usual, slow, fast, packing=packing)[0] == "flash_attn_3"
+    assert on_a_gpu_with(facts, usual, slow, packing=packing)[0] == "varlen"  # little faster: not another plan
+    value, reason = on_a_gpu_with(facts, usual, slow, wrong, packing=packing)
+    assert value == "varlen"
+    assert "not used: flash_attn_3: the output is off by 0.2" in reason
+
+
+def test_a_package_stands_in_where_torchs_kernel_fails(facts):
+    failed = trial("varlen", 1e-3, "ended its process with SIGSEGV")
+    assert on_a_gpu_with(facts, failed, trial("flash_attn_2", 3e-3))[0] == "flash_attn_2"
+
+
+def test_trials_of_a_package_that_is_gone_do_not_count(facts):
+    fast = trial("flash_attn_3", 0.5e-3)
+    assert on_a_gpu_with(facts, trial("varlen", 1e-3), fast, packages=())[0] == "varlen"
+
+
 def test_of_packing_and_prompts_computed_once_fewer_tokens_win(facts):
     def decided(shares, shared, stage="reward"):
         found = plan_packing(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.stand_in_kernels import install
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import GIB, describe, detect, preset, versions
@@ -120,3 +121,15 @@ def test_the_description_names_neither_host_nor_user_nor_folder(monkeypatch):
     assert found["cpu"]
     private = [socket.gethostname(), str(Path.home()), str(Path.cwd()), "hf_secret", f"/{getpass.getuser()}"]
     assert not [word for word in private if word in text]
+
+
+@pytest.mark.parametrize(
+    "forms", [(), ("flash_attn_2",), ("flash_attn_3",), ("flash_attn_4",), ("flash_attn_2", "flash_attn_4")]
+)
+def test_packages_with_kernels_are_found_and_not_imported(tmp_path, monkeypatch, forms):
+    """flash-attn-4 lies in flash-attn's folder, with flash-attn or without."""
+    for form in forms:
+        install(form, tmp_path, "cannot be imported")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert hardware._attention_packages() == forms
+    assert hardware.detect().flash_attention_2 is ("flash_attn_2" in forms)

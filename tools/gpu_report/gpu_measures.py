@@ -103,7 +103,9 @@ def probes(asked: argparse.Namespace, save: Save) -> None:
         request = AttentionRequest((*ORDER, "eager"), *heads, length, dtype, "cuda", rows=rows)
         one["attention"] = [asdict(trial) for trial in child.run_in_child(request)]
         save(found)
-        packed = DocumentsRequest(("varlen", "sdpa", PADDED), mix, *heads, dtype, "cuda", tokens=rows * length)
+        packed = DocumentsRequest(
+            ("varlen", *here.packages, "sdpa", PADDED), mix, *heads, dtype, "cuda", tokens=rows * length
+        )
         one["documents"] = [asdict(trial) for trial in child.run_in_child(packed, DOCUMENTS)]
         save(found)
 

@@ -8,6 +8,8 @@ Implementations; a probe selects the fastest that passes the accuracy check on t
              backward is slower for documents of up to `SHORT` tokens; longer documents use sdpa
     sdpa     torch's scaled_dot_product_attention, document by document
     varlen   one kernel for the whole row (torch.nn.attention.varlen); NVIDIA GPUs, 16-bit types
+    flash_attn_2, flash_attn_3, flash_attn_4
+             the same by a package, where it is installed
 
 `plain` is the textbook formula that tests compare with.
 
@@ -17,6 +19,7 @@ document.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +31,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import numbers_on
 from surefoot.kernels.operands import round_up_tokens, wide_type
+from surefoot.system.hardware import ATTENTION_PACKAGES
 
 # The matrix products waste half of their work on masked positions. Measured on a CPU in bf16, docs/evidence/packing.md.
 SHORT = 384
@@ -89,7 +93,7 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documen
     """One kernel launch for the row. Raises RuntimeError if the device or dtype is not supported."""
     from torch.nn.attention.varlen import varlen_attn
 
-    query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (q, k, v))  # [N, H | K, D]
+    query, key, value = map(_token_major, (q, k, v))
     found = varlen_attn(
         query,
         key,
@@ -106,7 +110,42 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documen
     return found.transpose(0, 1)[None]
 
 
-FORMS: Mapping[str, Attend] = {"matmul": matmul, "sdpa": sdpa, "varlen": varlen}
+def _token_major(tensor: torch.Tensor) -> torch.Tensor:
+    """[1, H, N, D] -> [N, H, D], contiguous."""
+    return tensor[0].transpose(0, 1).contiguous()
+
+
+def packaged(module: str) -> Attend:
+    """One kernel launch for the row, by the `flash_attn_varlen_func` of an installed package. The function raises
+    RuntimeError if the package cannot be imported."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documents, scale: float) -> torch.Tensor:
+        try:
+            kernel = importlib.import_module(module).flash_attn_varlen_func
+        except (ImportError, OSError, AttributeError) as error:
+            raise RuntimeError(f"{module} cannot be used: {error}") from error
+        found = kernel(
+            *map(_token_major, (q, k, v)),
+            cu_seqlens_q=documents.ends,
+            cu_seqlens_k=documents.ends,
+            max_seqlen_q=documents.longest,
+            max_seqlen_k=documents.longest,
+            softmax_scale=scale,
+            causal=True,
+        )
+        output = found[0] if isinstance(found, tuple) else found  # some versions return the log-sum-exp too
+        return output.transpose(0, 1)[None]
+
+    return attend
+
+
+FORMS: Mapping[str, Attend] = {
+    "matmul": matmul,
+    "sdpa": sdpa,
+    "varlen": varlen,
+    **{form: packaged(module) for form, module in ATTENTION_PACKAGES.items()},
+}
+ONLY_16_BITS = ("varlen", *ATTENTION_PACKAGES)
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float) -> torch.Tensor:

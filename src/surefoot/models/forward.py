@@ -43,7 +43,8 @@ def register(form: str) -> str:
 
     form: a key of `surefoot.kernels.packed_attention.FORMS`.
     """
-    name = _PREFIX + form
+    # transformers takes a name with "flash" in it for one of its own implementations.
+    name = _PREFIX + form.replace("flash_attn", "package")
     AttentionInterface.register(name, _attention(FORMS[form]))
     AttentionMaskInterface.register(name, _mask)
     return name

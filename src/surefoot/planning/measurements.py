@@ -96,8 +96,8 @@ class Measurements:
     threads: FLOP/s of an fp32 product by number of CPU threads.
     tf32: FLOP/s with operands rounded to TF32; None if the device has no TF32.
     copy: bytes read and written per second.
-    documents: trials with documents of the run's lengths, by form: matmul | sdpa | varlen on a packed row, and
-        "padded", the same documents in padded rows.
+    documents: trials with documents of the run's lengths, by form (`surefoot.planning.packing.Form`) on a packed row,
+        and "padded", the same documents in padded rows.
     pointwise: trials of norms and rotary embeddings.
     """
 

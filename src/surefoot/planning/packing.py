@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
@@ -24,7 +24,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import PLAIN, Choice, DType, RunPlan, Source
 from surefoot.system.hardware import Hardware
 
-Form = Literal["matmul", "sdpa", "varlen"]
+Form = Literal["matmul", "sdpa", "varlen", "flash_attn_2", "flash_attn_3", "flash_attn_4"]
 _PADDING = 0.05  # minimum fraction of padding; less is not worth a different order of summation
 _GAIN = 1.5  # minimum speed-up of attention without padding to save
 _LOSS = 0.8  # minimum relative speed of attention with padding to save
@@ -70,7 +70,7 @@ def plan_packing(
         wrong = [trial.form for trial in timed if trial.failure]
         return _unmeasured(request, [form for form in forms if form not in wrong])
     best = _clearly_best(passed, _usual(forms, compute))
-    times = _times(trials)
+    times = _times(trials) + (f"; not used: {failures}" if failures else "")
     if request == "on":
         return Choice(best.form, f"asked for; {times}", "user")
     return _measured(best, trials, lengths, times, shares=shares)
@@ -118,7 +118,8 @@ def open_forms(
         return ("sdpa",)
     if hardware.kind == "cpu":
         return ("sdpa", "matmul")
-    return ("varlen",) if compute != "fp32" else ("sdpa",)
+    packages: list[Form] = [form for form in get_args(Form) if form in hardware.packages]
+    return ("varlen", *packages) if compute != "fp32" else ("sdpa",)
 
 
 def _unmeasured(request: str, forms: Sequence[Form]) -> Choice[str]:

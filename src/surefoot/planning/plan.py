@@ -210,7 +210,7 @@ class KernelsPlan:
     loss: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | chunked
     last_block: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | pruned
     pointwise: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused
-    # plain: padded rows. Otherwise the attention over packed rows: matmul | sdpa | varlen.
+    # plain: padded rows. Otherwise the attention over packed rows: a form of `surefoot.planning.packing`.
     documents: Choice[str] = Choice(PLAIN, _BEFORE, "default")
 
 

@@ -26,6 +26,14 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import GIB, nearest_word
 
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "numpy")
+# Packages with an attention kernel for rows of several documents: name of the form in the plan -> module with
+# `flash_attn_varlen_func`. Their distributions are named alike.
+ATTENTION_PACKAGES = {
+    "flash_attn_2": "flash_attn",
+    "flash_attn_3": "flash_attn_interface",
+    "flash_attn_4": "flash_attn.cute",
+}
+_KERNELS = ("flash-attn", "flash-attn-3", "flash-attn-4")
 _CPU_FLAGS = (
     "avx2",
     "avx512f",
@@ -49,6 +57,7 @@ class Hardware:
     memory: bytes that one process can use.
     free: bytes currently unused, None if not measured.
     flash_attention_2: whether the package is installed, None if unknown.
+    packages: keys of `ATTENTION_PACKAGES` that are installed.
     """
 
     name: str
@@ -63,6 +72,7 @@ class Hardware:
     free: int | None = None
     flash_attention_2: bool | None = None
     host: int | None = None  # bytes of host memory beside an accelerator's own; None: unknown, or a CPU
+    packages: tuple[str, ...] = ()
     holes: Holes = "none"  # CPU: fragmentation by the C library, see `surefoot.system.allocator`
 
 
@@ -124,8 +134,8 @@ def detect() -> Hardware:
     """Describe this machine: this process's CUDA device (the first by default), else the CPU."""
     import torch
 
-    flash = importlib.util.find_spec("flash_attn") is not None
-    threads = torch.get_num_threads()
+    packages, threads = _attention_packages(), torch.get_num_threads()
+    flash = "flash_attn_2" in packages
     if torch.cuda.is_available():
         device = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(device)
@@ -137,8 +147,24 @@ def detect() -> Hardware:
             preset=False,
             free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=flash,
+            packages=packages,
         )
     return _host(threads, flash)
+
+
+def _attention_packages() -> tuple[str, ...]:
+    """Those of `ATTENTION_PACKAGES` that are installed. Imports none of them: that could fail or start the GPU."""
+    found = []
+    for name, module in ATTENTION_PACKAGES.items():
+        package, _, inner = module.partition(".")
+        spec = importlib.util.find_spec(package)
+        if spec is None:
+            continue
+        # flash-attn-4 alone makes "flash_attn" a namespace package, which has no origin, with "cute" in it.
+        folders = [Path(folder) / inner for folder in spec.submodule_search_locations or ()]
+        if any((folder / "__init__.py").is_file() for folder in folders) if inner else spec.origin is not None:
+            found.append(name)
+    return tuple(found)
 
 
 def glance() -> Hardware:
@@ -146,8 +172,7 @@ def glance() -> Hardware:
     as unlimited."""
     if accelerators():
         return replace(_PRESETS["h200"], memory=sys.maxsize)
-    flash = importlib.util.find_spec("flash_attn") is not None
-    return _host(usable_cores(), flash)
+    return _host(usable_cores(), "flash_attn_2" in _attention_packages())
 
 
 def _host(threads: int, flash: bool) -> Hardware:
@@ -230,7 +255,7 @@ def versions() -> dict[str, str]:
     """Installed versions of everything that can change a result, including Python and surefoot. Imports none of it;
     cached, because reading the metadata takes milliseconds and a run calls this some twenty times."""
     found = {"python": platform.python_version()}
-    for library in ("surefoot", *_LIBRARIES):
+    for library in ("surefoot", *_LIBRARIES, *_KERNELS):
         try:
             found[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from helpers import stand_in_kernels
 from helpers.architectures import TINY, build
 from helpers.faults import raises_fault
 from helpers.tiers import diagonal, representatives
@@ -19,6 +21,7 @@ from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.embeddings import embedding_noise, noisy_embeddings
 from surefoot.models.fast.packing import documents_fault, obstacle, packed_attention
 from surefoot.models.forward import hidden_states
+from surefoot.system.hardware import ATTENTION_PACKAGES
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
 FP32_RELATIVE = 1e-5
@@ -74,6 +77,20 @@ def test_a_packed_row_is_what_padded_rows_are(family, form):
     undo()
     with raises_fault("SF-CONFIG-CONFLICT", "data.packing"):
         sft_loss(model, pack(examples()))
+
+
+@pytest.mark.parametrize("form", ATTENTION_PACKAGES)
+def test_a_packages_kernel_runs_in_transformers_model(tmp_path, monkeypatch, form):
+    """transformers takes names with "flash" in them for its own."""
+    monkeypatch.syspath_prepend(stand_in_kernels.install(form, tmp_path, "right"))
+    model = model_of("llama")
+    padded = loss_and_gradients(model, collate(examples(), 0))
+    packed_attention(form).install(model)
+    try:
+        assert largest_difference(loss_and_gradients(model, pack(examples())), padded) < FP32_RELATIVE
+    finally:
+        for name in [name for name in sys.modules if name.startswith("flash_attn")]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])

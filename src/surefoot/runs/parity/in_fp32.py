@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from surefoot.data.batching.batch import Weighted
+from surefoot.kernels.packed_attention import ONLY_16_BITS
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast import FastPath, Undo
@@ -216,7 +217,7 @@ def rounds_as_plain(
 
 
 def _supports_fp32(loaded: LoadedModels) -> bool:
-    return loaded.plan.kernels.documents.value != "varlen"
+    return loaded.plan.kernels.documents.value not in ONLY_16_BITS
 
 
 def _unsuited(plan: RunPlan) -> str:
