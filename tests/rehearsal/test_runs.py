@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rehearsal.runs import (
     Died,
     config_of,
     dying,
+    make,
     make_world,
     started,
     train,
@@ -44,7 +46,8 @@ def test_it_trains_waits_where_it_says_and_goes_on_bit_for_bit(world, case):
     waits, rows = waits_of_a_step(config, **how)
     assert len(rows) == STEPS
     assert all(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]) for row in rows)
-    assert set(waits) <= PER_PASS | BESIDES.get(case, set())
+    beside = case if case in BESIDES else case.partition("-")[0]  # another loss of a method waits where that does
+    assert set(waits) <= PER_PASS | BESIDES.get(beside, set())
 
     broken = started(world, case, "broken")[0]
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +59,7 @@ def test_it_trains_waits_where_it_says_and_goes_on_bit_for_bit(world, case):
 
 
 def command(*words: object) -> str:
-    result = CliRunner().invoke(main, ["--debug", *map(str, words)])
+    result = CliRunner().invoke(main, ["--debug", *map(str, words)], input="Say 3.\n")
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -68,20 +71,44 @@ def trained(world) -> Path:
     return Path(config["output"])
 
 
+def sets(folder: Path) -> Path:
+    """A set of questions, as `evaluate commonsense` reads it."""
+    (folder / "boolq").mkdir(parents=True)
+    row = {"instruction": "Is it so?", "input": "", "output": "the correct answer is true", "answer": "true"}
+    (folder / "boolq" / "test.json").write_text(json.dumps([row, row]))
+    return folder
+
+
 COMMANDS = {
     "verify": ["verify", "RUN"],
     "generate": ["generate", "RUN", "--prompt", "Say 3.", "--max-new-tokens", "4"],
     "evaluate loss": ["evaluate", "loss", "RUN", "--data", "DATA"],
     "capture": ["capture", "RUN", "--seq-len", "16", "--out", "OUT"],
     "export": ["export", "RUN", "--merge", "--out", "OUT"],
+    "export of the adapter": ["export", "RUN", "--out", "OUT"],
+    "export as GGUF": ["export", "RUN", "--merge", "--gguf", "--out", "OUT"],
     "doctor": ["doctor", "CONFIG"],
     "plan": ["plan", "CONFIG"],
+    "chat": ["chat", "RUN", "--max-new-tokens", "4"],
+    "verify two": ["verify", "RUN", "--same-as", "RUN"],
+    "evaluate norms": ["evaluate", "norms", "RUN", "--out", "OUT"],
+    "evaluate reward": ["evaluate", "reward", "JUDGE", "--data", "PAIRS"],
+    "evaluate commonsense": ["evaluate", "commonsense", "RUN", "--data", "SETS", "--sets", "boolq", "--out", "OUT"],
+    "convert": ["convert", "RUN", "--to", "old-dora", "--dry-run", "--out", "OUT"],
+    "quickstart": ["quickstart", "--out", "OUT"],
+    "tune": ["tune", "CONFIG", "--seconds", "0.5", "--out", "OUT.yaml"],
 }
 
 
 @pytest.mark.parametrize("name", representatives(COMMANDS, "generate", "export"))
 def test_commands(world, trained, tmp_path, name):
+    if "JUDGE" in COMMANDS[name] and not (world / "judge").exists():
+        make("judge", world)
     places = {
+        "JUDGE": world / "judge",
+        "PAIRS": world / "pairs.jsonl",
+        "SETS": sets(tmp_path / "sets"),
+        "OUT.yaml": tmp_path / "out.yaml",
         "RUN": trained,
         "DATA": world / "sft.jsonl",
         "OUT": tmp_path / "out",

@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
 
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, numbers_on
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.report import Load
 
@@ -101,14 +102,19 @@ class Routing:
                 experts = logits.shape[-1]
                 chosen = index.reshape(-1, index.shape[-1])
                 real = _real(rows, len(chosen), index.device).repeat_interleave(chosen.shape[1])
-                found = torch.zeros(experts, dtype=torch.float64 if real.device.type == "cpu" else torch.float32)
-                found = found.to(real.device).index_add_(0, chosen.reshape(-1), real.to(found.dtype))
+                dtype = torch.float64 if real.device.type == "cpu" else torch.float32
+                found = torch.zeros(experts, dtype=dtype, device=real.device)
+                found.index_add_(0, chosen.reshape(-1), real.to(dtype))
                 self._counted[name] = self._counted[name] + found if name in self._counted else found
 
     def take(self) -> dict[str, list[float]]:
-        """Return this rank's loads since the last call and reset them. Synchronizes host and device."""
+        """Return this rank's loads since the last call and reset them. Synchronizes host and device, once."""
         counted, self._counted = self._counted, {}
-        return {name: counted[name].tolist() for name in self._routers if name in counted}
+        names = [name for name in self._routers if name in counted]
+        if not names:
+            return {}
+        loads = iter(torch.cat([counted[name] for name in names]).tolist())
+        return {name: list(islice(loads, len(counted[name]))) for name in names}
 
     def tally(self, seen: RouterOutputs, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Return f, P and N of one forward pass, as sums; P has a gradient. Raises EnvironmentFault if padding cannot
@@ -151,7 +157,7 @@ def _real(rows: Batch, count: int, device: torch.device) -> torch.Tensor:
         return (torch.arange(count, device=device) < rows.tokens).float()
     if rows.attention_mask is not None:
         return rows.attention_mask.reshape(-1).to(device).float()
-    length = torch.tensor(rows.lengths, device=device).unsqueeze(1)
+    length = numbers_on(device, rows.lengths).unsqueeze(1)
     return (torch.arange(rows.input_ids.shape[1], device=device) < length).reshape(-1).float()
 
 

@@ -109,6 +109,8 @@ def train_step(
         norms = engine.grad_norms()
         due = optimizer_state.look_is_due(step, tokens, settings.per_look)
         values = _to_host(engine, sums, norms, weight, engine.moments() if due else {})
+        # While the device is at rest; after the update the host would wait for that too.
+        load = _expert_loads(engine, settings.routing) if settings.routing else {}
         can_fall = scale is not None and scale.can_fall
         decision, non_finite = judge(values.loss, values.grad_norm, can_fall, bad_moment=bool(values.bad_moment))
         hold_reason = _exceeded_bound(values.metrics, settings.bounds)
@@ -120,7 +122,6 @@ def train_step(
         else:
             engine.discard()  # otherwise the next backward pass would accumulate onto non-finite gradients
     settings.after_step()
-    load = _expert_loads(engine, settings.routing) if settings.routing else {}
     report = make_report(
         loss=None if non_finite == "loss" else values.loss,
         grad_norm=values.grad_norm if non_finite in (None, "moment") else None,

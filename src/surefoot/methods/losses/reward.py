@@ -39,6 +39,7 @@ class Pairs:
     better, worse: values of the two rows, [P, T].
     better_lengths, worse_lengths: real tokens of the rows, [P].
     common: length of the common prefix, [P].
+    longest: real tokens of the longest row, known on the host without a synchronization.
     """
 
     better: torch.Tensor  # [P, T]
@@ -46,6 +47,7 @@ class Pairs:
     better_lengths: torch.Tensor
     worse_lengths: torch.Tensor
     common: torch.Tensor
+    longest: int
 
     def __len__(self) -> int:
         return len(self.better)
@@ -104,7 +106,7 @@ def divergence_loss(pairs: Pairs, surplus: int = 0) -> torch.Tensor:
     longer = torch.maximum(pairs.better_lengths, pairs.worse_lengths)
     first = torch.minimum(pairs.common, longer - 1).unsqueeze(1)  # [P, 1]
     end = longer.unsqueeze(1) + surplus
-    at = torch.arange(int(end.max()), device=longer.device)  # [T']
+    at = torch.arange(pairs.longest + surplus, device=longer.device)  # [T']
     margins = _extended(pairs.better, pairs.better_lengths, at) - _extended(
         pairs.worse, pairs.worse_lengths, at
     )  # [P, T']
@@ -135,9 +137,9 @@ def pairs_of(values: torch.Tensor, batch: PairBatch) -> Pairs:
     """
     values = in_rows(values, batch.rows)
     count, device = len(batch.common), values.device
-    lengths = numbers_on(device, batch.rows.lengths or [values.shape[1]] * 2 * count)
-    common = numbers_on(device, batch.common)
-    return Pairs(values[:count], values[count:], lengths[:count], lengths[count:], common)
+    known = batch.rows.lengths or [values.shape[1]] * 2 * count
+    lengths, common = numbers_on(device, known), numbers_on(device, batch.common)
+    return Pairs(values[:count], values[count:], lengths[:count], lengths[count:], common, max(known, default=0))
 
 
 def _reward_loss(
