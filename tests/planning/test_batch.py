@@ -74,7 +74,7 @@ def test_known_lengths_make_room_for_more_rows_and_stop_where_the_device_is_busy
     assert seeing.batch.micro.value > blind.batch.micro.value
     laptop = decide(TINY, hardware="cpu", batch={"size": 96}, lengths=short)
     assert laptop.batch.micro.value == 3072 // 128
-    assert "no busier" in laptop.batch.micro.reason
+    assert f" {3072 // 128} rows " in laptop.batch.micro.reason
 
 
 class TestCheckpointing:

@@ -281,7 +281,7 @@ def test_memory_that_others_use_is_a_caution_and_changes_nothing(decide):
     idle = dataclasses.replace(preset("cpu"), free=2**34)
     busy = dataclasses.replace(preset("cpu"), free=2**28)
     one, two = decide(SMALL, "chat", idle), decide(SMALL, "chat", busy)
-    assert "free right now" in "\n".join(two.cautions)
+    assert len(two.cautions) == len(one.cautions) + 1
     assert dataclasses.replace(two, cautions=one.cautions) == one
 
 
@@ -290,8 +290,8 @@ def test_compile_is_opt_in(decide):
     plan = decide(SMALL, "chat", "h100", {"compile": "max-autotune"})
     assert (plan.compile.value, plan.compile.source) == ("max-autotune", "user")
     assert "minutes" in "\n".join(plan.cautions)
-    assert "by timing them" in "\n".join(plan.cautions)
-    assert "by timing them" not in "\n".join(decide(SMALL, "chat", "h100", {"compile": "default"}).cautions)
+    usual = decide(SMALL, "chat", "h100", {"compile": "default"}).cautions
+    assert len(plan.cautions) == len(usual) + 1  # kernels chosen by timing
 
 
 def test_an_unknown_family_is_planned_with_a_caution(decide, monkeypatch):

@@ -53,7 +53,7 @@ def test_the_modules_do_what_the_plan_says(tmp_path, share, found):
     plan = make_plan(config, measure=False)
     assert loaded(config, plan) == pytest.approx(found)
     cautions = " ".join(plan.cautions)
-    assert ("drops out in training" in cautions) == (found > 0)
+    assert ("model.dropout: 0" in cautions) == (found > 0)
 
 
 OLDER = [

@@ -71,7 +71,7 @@ def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_S
     of_experts = sum(matrix.experts for module, matrix in matrices if not module.routes)
     experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
     if request.targets == "all-linear":
-        return Choice(names, f"all {len(names)} linear layers but the output head{experts}", "default")
+        return Choice(names, f"all {len(names)} linear layers except the output head{experts}", "default")
     return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
 
 
@@ -106,10 +106,10 @@ def _without(matrices: list[_Stacked], request: AdapterShape, obstacle: str, not
     named = request.targets != "all-linear" or request.experts is True
     which, switch = ("experts", f"{key}.experts: false") if len(matrices) > len(routers) else ("", "")
     if which and named:
-        notes.refuse(f"{key}.targets", f"the experts cannot carry this adapter: {obstacle}", f"set {switch}", _DORA)
+        notes.refuse(f"{key}.targets", f"the experts do not support this adapter: {obstacle}", f"set {switch}", _DORA)
     if routers:
-        what = f"the routers cannot carry this adapter: {obstacle}"
-        notes.refuse(f"{key}.router", what, f"leave {key}.router out, or name them in {key}.modules_to_save", _DORA)
+        what = f"the routers do not support this adapter: {obstacle}"
+        notes.refuse(f"{key}.router", what, f"remove {key}.router, or name them in {key}.modules_to_save", _DORA)
     return []
 
 
@@ -176,7 +176,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         return [module for module in model.layer_linears if module.name not in left_out]
     for name in request.targets:
         if not any(_matches(module, name) for module in model.modules):
-            what = f"no linear layer lies in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
+            what = f"no linear layer is in {name!r}" if name.endswith(".") else f"no linear layer is called {name!r}"
             notes.refuse(f"{key}.targets", what, _suggestion(name, model, linear=True), _TARGETS)
     chosen = [
         module
@@ -185,7 +185,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
     ]
     if never := sorted({short for one in chosen if (short := one.name.rpartition(".")[2]) in barred}):
-        what = f"{', '.join(never)}: fused kernels of {model.model_type} read these weights past an adapter"
+        what = f"{', '.join(never)}: fused kernels of {model.model_type} use these weights without an adapter"
         notes.refuse(f"{key}.targets", what, "leave them out", "SF-ADAPTER-TARGETS")
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would untie them"
@@ -223,7 +223,7 @@ def _saved_in_full(
     saved = [module for module in model.modules if any(module.name.endswith(name) for name in names)]
     for module in saved:
         if module in targets:
-            notes.refuse(f"{key}.modules_to_save", f"{module.name} already carries the adapter", "name it once")
+            notes.refuse(f"{key}.modules_to_save", f"{module.name} already has the adapter", "name it once")
     return saved
 
 

@@ -189,7 +189,7 @@ def _by_switches(
     failures = {trial.form: trial.failure for trial in trials if trial.failure}
     for kernel, on in switches.items():
         why = obstacles[kernel] or (
-            f"failed the check on this machine: {failures[kernel]}" if kernel in failures else ""
+            f"failed the accuracy check on this machine: {failures[kernel]}" if kernel in failures else ""
         )
         if on and why:
             notes.refuse(f"attention.{kernel}", f"is on, but the {kernel} kernel {why}", "leave it out")
@@ -230,7 +230,7 @@ def _default(
         implementation=Choice("sdpa", "asked for", "user")
         if requested
         else Choice("sdpa", "fused attention", "default"),
-        kernels=Choice(kernels, "; ".join(notable) or "all that can run here", "default"),
+        kernels=Choice(kernels, "; ".join(notable) or "all that are supported here", "default"),
         expected=expected,
     )
 
@@ -243,7 +243,7 @@ def _winner(default: str, trials: Sequence[AttentionTrial], notes: Notes) -> Att
         return None
     if all(trial.failure for trial in trials):
         failures = "; ".join(f"{trial.form}: {trial.failure}" for trial in trials)
-        what = f"no form passed the accuracy check on this machine ({failures})"
+        what = f"no kernel passed the accuracy check on this machine ({failures})"
         notes.refuse("attention", what, "check the installation of torch, or name one: attention: eager")
         return None
     if usual.untimed:  # without its time nothing can be called faster

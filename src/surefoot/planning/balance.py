@@ -31,7 +31,7 @@ def plan_balance(config: RunConfig, model: ModelFacts, notes: Notes) -> Choice[f
             0.0, f"config.json says output_router_logits: false; its coefficient is {model.balance:g}", "family"
         )
     if why := _obstacle(config, model):
-        notes.caution(f"config.json trains with a load-balancing loss, and this run does not: {why}")
+        notes.caution(f"config.json trains with a load-balancing loss, but this run does not: {why}")
         return Choice(0.0, why, "default")
     return Choice(model.balance, "config.json trains with it (output_router_logits: true)", "family")
 

@@ -61,7 +61,7 @@ def plan_batch(
     longest = longest_example(length, lengths)
 
     if isinstance(checkpointing, int) and checkpointing > work.model.layers:
-        what = f"{checkpointing} layers are to be computed again, and the model has {work.model.layers}"
+        what = f"{checkpointing} layers are to be recomputed, but the model has {work.model.layers}"
         notes.refuse("gradient_checkpointing", what, "lower it, or set it to on")
 
     def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
@@ -120,7 +120,7 @@ def _automatic(
     elif rows == own:
         reason = f"a whole optimizer step fits: {examples}" + (" in each rank" if world > 1 else "")
     elif rows == wanted:
-        reason = f"more than {rows} rows of this data would keep the device no busier"
+        reason = f"more than {rows} rows of this data would not use the device better"
     else:
         reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
     # The same number of micro-batches of even size: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
@@ -182,11 +182,11 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
     """
     states = _states(plan)
     if plan.host_available is not None and plan.host > plan.host_available:
-        what = f"needs {size_text(plan.host)} of host memory, and there are {size_text(plan.host_available)}"
+        what = f"needs {size_text(plan.host)} of host memory, but there are {size_text(plan.host_available)}"
         fix = "set optim.name: adamw_8bit, train an adapter, or leave it out"
         notes.refuse("parallel.offload", what, fix, NO_MEMORY)
     if states > plan.available:
-        what = f"weights, gradients and optimizer need {size_text(states)}, and there are {size_text(plan.available)}"
+        what = f"weights, gradients and optimizer need {size_text(states)}, but there are {size_text(plan.available)}"
         fix = "train an adapter, keep the base in 16 bits, or use a smaller model"
         if lighter and _states(lighter) <= lighter.available:
             fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or use a smaller model"

@@ -139,7 +139,7 @@ def _choice(key: str, requested: str, fast: str, obstacle: str, notes: Notes) ->
     if requested == PLAIN:
         return Choice(PLAIN, "asked for", "user")
     if requested != "auto" and obstacle:
-        notes.refuse(f"kernels.{key}", f"{requested} cannot run here: {obstacle}", f"set kernels.{key}: auto")
+        notes.refuse(f"kernels.{key}", f"{requested} is not supported here: {obstacle}", f"set kernels.{key}: auto")
     if obstacle:
         return Choice(PLAIN, obstacle, "default")
     if requested == "auto":
@@ -162,13 +162,13 @@ def _pointwise(
         return Choice(PLAIN, "asked for", "user")
     why = pointwise_obstacle(config, model, hardware)
     if engine in CUTTING:
-        why = f"{engine} hands each module its weights only while the module's own forward runs"
+        why = f"{engine} gathers a module's weights only during the module's own forward"
     failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
     if failed and not why:
-        why = f"not right on this machine ({failed})"
+        why = f"wrong on this machine ({failed})"
     if requested == FUSED:
         if why:
-            notes.refuse("kernels.pointwise", f"fused cannot run here: {why}", "set kernels.pointwise: auto")
+            notes.refuse("kernels.pointwise", f"fused is not supported here: {why}", "set kernels.pointwise: auto")
         return Choice(FUSED, f"asked for; {_pointwise_times(model, trials)}" if trials else "asked for", "user")
     if why:
         return Choice(PLAIN, why, "measured" if failed else "default")

@@ -44,7 +44,7 @@ def plan_hazards(model: ModelFacts, compute: DType, longest: int, notes: Notes) 
     if model.family is None:
         notes.caution(
             f"model_type {model.model_type!r} is not described yet: names and sizes come from the module tree that "
-            "transformers builds, PAD and BOS from the tokenizer; what is known to go wrong with it is not known here"
+            "transformers builds, PAD and BOS from the tokenizer; its pitfalls are unknown"
         )
     _dropout(model, notes)
     for hazard in model.family.hazards if model.family else ():
@@ -64,7 +64,7 @@ def _dropout(model: ModelFacts, notes: Notes) -> None:
         shares["attention dropout"] = model.attention_dropout
     if shares:
         named = ", ".join(f"{name} {share:g}" for name, share in shares.items())
-        notes.caution(f"this model drops out in training ({named}); model.dropout: 0 trains without")
+        notes.caution(f"this model uses dropout in training ({named}); model.dropout: 0 trains without")
 
 
 def plan_dropout(config: RunConfig) -> Choice[Dropout]:

@@ -63,9 +63,9 @@ def plan_packing(
     if timed and all(trial.failure for trial in timed):
         if request == "on":
             notes.refuse(
-                "data.packing", f"is on, but no form of it passed the accuracy check: {failures}", "turn it off"
+                "data.packing", f"is on, but no kernel for it passed the accuracy check: {failures}", "turn it off"
             )
-        return Choice(PLAIN, f"no form passed the accuracy check ({failures})", "measured")
+        return Choice(PLAIN, f"no kernel passed the accuracy check ({failures})", "measured")
     if not passed:
         wrong = [trial.form for trial in timed if trial.failure]
         return _unmeasured(request, [form for form in forms if form not in wrong])

@@ -51,14 +51,14 @@ def plan_parallel(request: ParallelConfig, ranks: RanksFacts, states: MemoryPlan
     )
     stage = request.zero_stage if request.engine == "deepspeed" else None
     if request.engine == "single" and ranks.world > 1:
-        what = f"single is one process, and there are {ranks.world}"
+        what = f"single is one process, but there are {ranks.world}"
         notes.refuse("parallel.engine", what, "leave it out, or use ddp, fsdp2 or deepspeed")
     alone = request.engine == "single" or (request.engine == "auto" and ranks.world == 1)
     if request.offload != "none" and not alone and request.engine not in ("fsdp2", "deepspeed"):
         what = f"in several processes only fsdp2 and deepspeed keep state in host memory, not {request.engine}"
         notes.refuse("parallel.offload", what, "set parallel.engine: fsdp2, or leave it out")
     if request.offload == "all" and alone:
-        what = "one process computes with weights that lie on its device"
+        what = "one process needs its weights on its device"
         notes.refuse("parallel.offload", what, "set optimizer")
     if request.engine == "fsdp2" and request.offload == "optimizer":
         what = "fsdp2 keeps weights, gradients and moments in the same place"
@@ -92,7 +92,7 @@ def check_shareable(plan: ParallelPlan, optimizer: str, packed: bool, notes: Not
     if engine not in ("fsdp2", "deepspeed"):
         return
     if optimizer not in ELEMENTWISE:
-        what = f"{optimizer} works on whole matrices or blocks, but {engine} gives it shards"
+        what = f"{optimizer} needs whole matrices or blocks, but {engine} shards them"
         notes.refuse("optim.name", what, f"use {' or '.join(ELEMENTWISE)}, or parallel.engine: ddp")
     if packed:
         what = f"{engine} cannot shard a quantized base"
@@ -134,15 +134,15 @@ def check_average(plan: ParallelPlan, decay: float | None, notes: Notes) -> None
     if decay is None or "weights" not in shared_parts(engine, stage):
         return
     named = f"parallel.engine {engine}" + (f" with parallel.zero_stage {stage}" if stage else "")
-    what = f"an average of weights needs them whole, and {named} shards them"
-    notes.refuse("ppo.ema", what, "leave ppo.ema out, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
+    what = f"an average needs unsharded weights, but {named} shards them"
+    notes.refuse("ppo.ema", what, "remove ppo.ema, or set parallel.engine: ddp, or deepspeed with zero_stage 1 or 2")
 
 
 def check_server(plan: ParallelPlan, rollouts: str, key: str, notes: Notes) -> None:
     """Refuse a vLLM server with several ranks: one process sends it the weights. rollouts: the engine, the value of
     `key`."""
     if rollouts == "vllm" and plan.ranks.value > 1:
-        what = f"a vLLM server is told of the weights by one process, and there are {plan.ranks.value}"
+        what = f"a vLLM server needs one process to send the weights, but there are {plan.ranks.value}"
         notes.refuse(key, what, "use embedded, or one process")
 
 

@@ -271,7 +271,7 @@ class RunPlan:
     measurements: dict[str, object]  # results of the probes; kept so that a resumed run never measures again
     # Older plans lack the entries below.
     optimizer: Choice[str] = Choice("adamw", _BEFORE, "default")
-    report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is asked for", "default")
+    report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is configured", "default")
     parallel: ParallelPlan = ParallelPlan()
     reward: RewardPlan | None = None  # of stage reward
     reference: Choice[str] | None = None  # of stages dpo and kto

@@ -95,7 +95,7 @@ def plan_ppo(
         named = config.ppo.reward or "a function"
         reward, scored = Choice(named, "scores come from outside; no reward model is loaded", "user"), 0
     plan = PpoPlan(
-        actor=Choice("adapter" if actor else "model", "the policy that is published", "default"),
+        actor=Choice("adapter" if actor else "model", "the published policy", "default"),
         critic=critic.choice,
         reference=reference,
         reward=reward,
@@ -133,7 +133,7 @@ def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added
         idle = 0 if model.tied else sum(one.parameters for one in model.modules if one.name == model.head)
         idle += 0 if facts or model.tied else added_rows * model.embedding_width
         count = (facts.model.parameters if facts else work.parameters) - idle
-        return _Critic(Choice("model", f"a model of its own; {begins}", source), None, count, idle)
+        return _Critic(Choice("model", f"a separate model; {begins}", source), None, count, idle)
     usable = _without_head(shape, model)
     if facts is None and usable == config.adapter:
         assert work.adapter is not None
@@ -173,9 +173,7 @@ def _place(facts: RoleFacts, work: Workload, trunks: Mapping[str, str]) -> tuple
     own = 4 * (facts.adapter or 0)
     if facts.base not in trunks:
         why = "no model with an adapter shares its base"
-        return Choice("model", f"a model of its own, {why}: {facts.path}", "user"), frozen_bytes(
-            facts.model, work
-        ) + own
+        return Choice("model", f"a separate model, {why}: {facts.path}", "user"), frozen_bytes(facts.model, work) + own
     whose = trunks[facts.base]
     if facts.adapter is None:
         return Choice("adapter-off", f"{whose} base without its adapter: {facts.path}", "user"), 0

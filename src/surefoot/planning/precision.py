@@ -45,24 +45,24 @@ def plan_qat(
     notes: refusals are added here.
     """
     if request.qat == OFF:
-        return Choice(OFF, "nothing is to be converted", "default"), None
+        return Choice(OFF, "nothing would be quantised", "default"), None
     group = None if request.qat == "int8" else request.qat_group_size
     linears = [module for module in model.modules if module.in_layer and module.linear]
     leave = "leave precision.qat out"
     if any(linear.transposed for linear in model.structure.linears) if model.structure else False:
         notes.refuse("precision.qat", f"{model.model_type}'s linear layers hold weights transposed", leave)
     elif model.active or not linears:
-        what = f"the experts of {model.model_type} lie in one tensor, which torchao has no layer for"
+        what = f"the experts of {model.model_type} are one tensor, for which torchao has no layer"
         notes.refuse("precision.qat", what, leave)
     elif group and (odd := [one for one in linears if one.linear and one.linear[0] % group]):
         inputs = odd[0].linear[0] if odd[0].linear else 0
         what = f"{odd[0].name} has {inputs} inputs, which is not a multiple of {group}"
         notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
     if engine in CUTTING:
-        what = f"{engine} hands each module shares of its weights, and they were not tried with it"
+        what = f"{engine} shards weights, which was not tested with it"
         notes.refuse("precision.qat", what, "use ddp or one process")
     if adapter and adapter.kind.value != "lora":
-        what = f"{adapter.kind.value} takes the norms of the weights as they are, not as they are rounded"
+        what = f"{adapter.kind.value} uses norms of the unrounded weights"
         notes.refuse("precision.qat", what, "use adapter.kind: lora, or all weights")
     if adapter and (whole := [name for name in adapter.modules_to_save if name != model.head]):
         notes.refuse("adapter.modules_to_save", f"{whole[0]} would be trained next to a rounded copy", leave)
@@ -134,7 +134,7 @@ def _compute(
         return Choice(request.compute, "asked for", "user")
     if not full and request.base in ("bf16", "fp16"):
         _check_compute(request.base, hardware, products, notes)
-        return Choice(request.base, "the type of the base that was asked for", "user")
+        return Choice(request.base, "the dtype of the requested base", "user")
     if hardware.kind == "cpu" and width < NARROW:
         return Choice("fp32", f"layers of width {width} gain little from 16 bits on a CPU", "default")
     if "fp32" in products and "bf16" in products:
@@ -143,7 +143,7 @@ def _compute(
         speeds = f"bf16 {_teraflops(products['bf16'])}, fp32 {_teraflops(products['fp32'])} ({where})"
         if gain >= _PRODUCT_GAIN:
             return Choice("bf16", f"{gain:.1f} times as fast: {speeds}", "measured")
-        return Choice("fp32", f"bf16 would gain less than {_PRODUCT_GAIN - 1:.0%}: {speeds}", "measured")
+        return Choice("fp32", f"bf16 gains less than {_PRODUCT_GAIN - 1:.0%}: {speeds}", "measured")
     if hardware.bf16:
         return Choice(
             "bf16", f"{hardware.name} computes bf16 in hardware; same range as fp32, needs no scaler", "hardware"
@@ -182,11 +182,9 @@ def _base(request: PrecisionConfig, full: bool, compute: DType, notes: Notes) ->
     if request.base == "auto":
         if compute == "fp32":
             return Choice(
-                "fp32", "the type of the products; a narrower copy would have to be cast at every use", "default"
+                "fp32", "the dtype of the products; a narrower copy would need a cast at every use", "default"
             )
-        return Choice(
-            compute, "frozen: held in the type of the products, half the memory and no cast per step", "default"
-        )
+        return Choice(compute, "frozen: in the dtype of the products, half the memory and no cast per step", "default")
     if bits := PACKED_BITS.get(request.base):
         layers = "the decoder's linear layers; embeddings, head and norms"
         return Choice(request.base, f"asked for: {bits} bits per weight of {layers} in {compute}", "user")
@@ -229,20 +227,20 @@ def _tf32(
     if (forced := _forced_tf32(environment)) is not None:
         requested = {"on": True, "off": False}.get(request.tf32, forced)
         if requested != forced:
-            what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} acts below torch, unchangeable"
+            what = f"is {request.tf32}, but NVIDIA_TF32_OVERRIDE={int(forced)} overrides torch's setting"
             notes.refuse("precision.tf32", what, "unset NVIDIA_TF32_OVERRIDE")
         return Choice(forced, "NVIDIA_TF32_OVERRIDE decides below torch", "hardware")
     if request.tf32 != "auto":
         return Choice(request.tf32 == "on", "asked for", "user")
     speed = "" if gain is None else f"{gain:.1f} times as fast here"
     if compute == "fp32":
-        reason = "fp32 products keep their 23 bits; TF32 would round them to 10"
+        reason = "TF32 would round fp32 products from 23 to 10 bits"
         return Choice(False, f"{reason}, {speed} (precision.tf32: on)" if speed else reason, "default")
-    reason = f"the fp32 rest keeps 10 bits, no fewer than {compute} has"
+    reason = f"remaining fp32 products keep 10 bits, at least as many as {compute}"
     if gain is None:
         return Choice(True, reason, "default")
     if gain < _TF32_GAIN:
-        return Choice(False, f"TF32 would gain less than {_TF32_GAIN - 1:.0%}: {speed}", "measured")
+        return Choice(False, f"TF32 gains less than {_TF32_GAIN - 1:.0%}: {speed}", "measured")
     return Choice(True, f"{speed}; {reason}", "measured")
 
 

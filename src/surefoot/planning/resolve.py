@@ -254,26 +254,24 @@ def _states(work: Workload, available: int) -> MemoryPlan:
 def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
     """Warn if less memory is free now than forecast. The plan itself uses total memory, so that it is reproducible."""
     if hardware.free is not None and memory.total > hardware.free:
-        notes.caution(
-            f"the forecast is {size_text(memory.total)}, and only {size_text(hardware.free)} are free right now"
-        )
+        notes.caution(f"the forecast is {size_text(memory.total)}, but only {size_text(hardware.free)} are free now")
 
 
 def _compile(config: RunConfig, notes: Notes) -> Choice[str]:
     if config.compile == "off":
         source = "user" if "compile" in config.model_fields_set else "default"
         return Choice("off", "it recompiles for new shapes, which can cost more than it saves", source)
-    notes.caution(f"compile: {config.compile} takes minutes before step 1, where it is tried, and again for new shapes")
+    notes.caution(f"compile: {config.compile} takes minutes before step 1, and again for new shapes")
     if config.adapter is not None and config.adapter.kind == "dora":
-        notes.caution("torch.compile breaks off at every DoRA layer (PEFT's code cannot be traced): expect no gain")
-    if config.compile == "max-autotune":
         notes.caution(
-            "max-autotune chooses kernels by timing them: a resumed run may choose others and differ in the last bits"
+            "torch.compile has a graph break at every DoRA layer (PEFT's code cannot be traced): expect no gain"
         )
+    if config.compile == "max-autotune":
+        notes.caution("max-autotune selects kernels by timing: a resumed run may use others and differ by rounding")
     return Choice(config.compile, "asked for", "user")
 
 
 def _trackers(config: RunConfig) -> Choice[tuple[str, ...]]:
     if not config.report_to:
-        return Choice((), "no tracker is asked for", "default")
+        return Choice((), "no tracker is configured", "default")
     return Choice(tuple(config.report_to), "installed; each gets every row of trainer_log.jsonl", "user")

@@ -97,5 +97,5 @@ def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
     named = {"modules_to_save": config.adapter.modules_to_save, "targets": config.adapter.targets}
     for key, names in named.items():
         if names != "all-linear" and any(model.head == name or model.head.endswith(f".{name}") for name in names):
-            what = f"names {model.head}, with which stage reward computes nothing"
+            what = f"names {model.head}, which stage reward does not use"
             notes.refuse(f"adapter.{key}", what, "leave it out: the value head is always trained")

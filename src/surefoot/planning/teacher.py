@@ -33,7 +33,7 @@ def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[s
     if model is None:
         return Choice(teacher.path, teacher.stored, "user"), work
     dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
-    why = f"a frozen model of {model.parameters:,} parameters in {dtype}, which each process holds whole"
+    why = f"a frozen model of {model.parameters:,} parameters in {dtype}, not sharded: every process has all of it"
     whole = model.family is None or bool(model.family.beyond_head)  # its head cannot be computed outside of it
     work = replace(work, beside=work.beside + frozen_bytes(model, work), other_logits=whole)
     return Choice(teacher.path, why, "user"), work

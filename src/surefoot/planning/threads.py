@@ -46,12 +46,12 @@ def plan_threads(
     """
     requested = _requested(environment)
     if hardware.cores in requested:
-        return Choice(hardware.cores, f"as the environment says; {_SAME}", "user")
+        return Choice(hardware.cores, f"set by the environment; {_SAME}", "user")
     if requested:
         why = f"torch's choice when the environment requests {max(requested)}; {_SAME}"
         return Choice(hardware.cores, why, "hardware")
     if hardware.kind == "cpu" and model.hidden < NARROW:
-        why = f"layers of width {model.hidden} gain little from more threads, which are costly on a busy machine"
+        why = f"layers of width {model.hidden} gain little from more threads, which slow down on a busy machine"
         return Choice(1, why, "default")
     if rates and is_open(model, hardware, environment):
         best = max(rates, key=lambda count: rates[count])

@@ -191,7 +191,9 @@ def _bos(
     if config.bos.prepend == "on" or (config.bos.prepend in ("auto", "tokenizer") and scaled):
         requested = "asked for" if config.bos.prepend == "on" else f"bos.scale {config.bos.scale:g} needs it"
         if tokenizer.bos is None and tokenizer.eos is not None:
-            notes.caution(f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} begins every example instead")
+            notes.caution(
+                f"the tokenizer has no BOS: its EOS {tokenizer.eos.text} is used instead at the start of every example"
+            )
             requested += "; the tokenizer has none, so EOS begins every example"
         return Choice(True, requested, "user")
     if config.bos.prepend == "off":
