@@ -43,12 +43,13 @@ def keeps_experts_from_learning(rank: int) -> None:
     """Rank 1's gradients of its experts' adapters are zero."""
     if rank == 0:
         return
-    from surefoot.models.peft import ParamWrapper
+    from surefoot.models import peft
 
-    proper: Any = ParamWrapper.get_delta_factors
+    wrapper: Any = peft.ParamWrapper
+    proper = wrapper.get_delta_factors
 
     def constant(*given: Any) -> Any:
         left, right, scale = proper(*given)
         return left.detach() + 0 * left, right.detach() + 0 * right, scale
 
-    ParamWrapper.get_delta_factors = constant
+    wrapper.get_delta_factors = constant

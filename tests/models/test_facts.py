@@ -101,6 +101,18 @@ def test_dropout_and_windows_are_seen(tmp_path):
         assert facts(tmp_path, without).window is window_of(build(without, device="cpu")) is None  # twin
 
 
+def test_a_window_in_the_full_layers_of_a_hybrid_is_seen(tmp_path):
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    config = SIZES | {"model_type": "minimax", "sliding_window": 4, "layer_types": kinds, "block_size": 8}
+    assert facts(tmp_path, config).window == 4
+    assert facts(tmp_path, config | {"sliding_window": None}).window is None  # twin
+    model = build(config, device="cpu").eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        last = model(torch.arange(3, 15)[None], output_attentions=True, use_cache=False).attentions[1][0, :, -1]
+    assert [bool(seen.all()) for seen in (last[:, -4:], last[:, :-4] == 0)] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("config", "names"),
     [

@@ -462,6 +462,15 @@ class TestForecast:
         alone = forecast(replace(work, holes="few", kind="mps"), **kinds)
         assert plan.holes - alone.holes == more
 
+    @pytest.mark.parametrize(
+        ("products", "kind", "places"), [(0, "cpu", 0), (128, "cpu", 128), (999, "cpu", 256), (128, "cuda", 0)]
+    )
+    def test_steps_of_one_size_have_those_of_the_comparison_and_of_a_tower(self, tmp_path, products, kind, places):
+        work = replace(workload(tmp_path, adapter=LORA, precision="bf16"), products=products, kind=kind, holes="few")
+        kinds = {"examples": 1, "length": 256, "supervised": 0.5, "checkpointing": OFF, "available": 80 * GIB}
+        plan, alone = (forecast(one, **kinds) for one in (work, replace(work, kind="mps")))
+        assert plan.holes - alone.holes == (154 << 20) * places // 256
+
     def test_blocks_of_the_system_leave_no_holes(self, tmp_path):
         kinds = {"length": 4096, "supervised": 0.0, "checkpointing": OFF, "available": 80 * GIB}
         work = replace(workload(tmp_path, adapter=LORA, precision="bf16", config=LLAMA31_8B), holes="few")

@@ -10,7 +10,10 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from helpers.wrappers import WRAPPERS
 from surefoot.models.facts import facts_of
+from surefoot.planning.measurements import LengthFacts
+from surefoot.planning.vision import Sight
 from surefoot.planning.vision_memory import NOTHING, picture_bytes
+from surefoot.planning.workload import _products
 
 # Rotary tables, rows' statistics and the norm behind the last layer are not counted; these towers are narrow.
 NEAR = 0.1
@@ -69,3 +72,14 @@ def test_a_trained_tower_keeps_what_autograd_saves(tmp_path, name):
     # Twin: without the MLP's layers the count is wrong.
     without = replace(model, sight=tuple((key, shape) for key, shape in model.sight if ".mlp." not in key))
     assert picture_bytes(without, ["tower"], features, 4).once != pytest.approx(expected, rel=NEAR)
+
+
+@pytest.mark.parametrize(("parts", "each"), [((), 4), (("tower",), 9)])
+def test_products_of_a_tower_are_counted_by_the_shapes_of_its_matrices(tmp_path, parts, each):
+    config_of("gemma3").save_pretrained(tmp_path)
+    model, sight = facts_of(tmp_path), Sight(parts=parts)
+    words, pictures = (LengthFacts(longest=9, typical=9, pictures=seen) for seen in (False, True))
+    # 64 x 64 of attention, both of the MLP, and the projector's.
+    assert _products(model, None, sight, pictures) - _products(model, None, sight, words) == 4 * each
+    assert _products(model, None, sight, words) > 0
+    assert _products(model, None, sight, None) == 0

@@ -20,7 +20,7 @@ from surefoot.families.stored_forms import stored_form
 from surefoot.system.errors import InputError
 
 OPENED_BY = "AutoModelForCausalLM"  # transformers' class for text-only models
-_SLIDING = "sliding_attention"  # value in config.json's layer_types
+_SLIDING, _FULL = "sliding_attention", "full_attention"  # values in config.json's layer_types
 _MOST_LAYERS = 10_000  # far above any model's; each layer is expanded, and a wrong number would take hours
 
 
@@ -308,14 +308,15 @@ def _window(keys: ConfigKeys, family: Family | None) -> int | None:
     """Return the sliding window, None if no layer uses it.
 
     If neither `layer_types` nor a row says which layers use it, it counts as used: a mask that is not needed costs
-    time, while packing without a mask that is needed trains another model.
+    time, while packing without a mask that is needed trains another model. A list of recurrent and full layers does not
+    say it: MiniMax has the window in its full ones.
     """
     if keys.get("sliding_window") is None:
         return None
     kinds = keys.get("layer_types")
     rule = family.window if family else None
     if isinstance(kinds, list):
-        used = _SLIDING in kinds
+        used = set(kinds) != {_FULL}
     elif rule is None:
         used = (family is None or family.structure is None) and keys.get("use_sliding_window") is not False
     else:

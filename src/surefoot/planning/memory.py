@@ -204,8 +204,10 @@ _WORTH_IT = 0.9
 # 256 of these. int8: one byte, and an fp32 scale per row.
 _PACKED: dict[PackedType, tuple[float, int]] = {"nf4": (0.5 + 1 / 64 + 4 / (64 * 256), 0), "int8": (1, 4)}
 # Cached oneDNN primitives for 16-bit products, 0.6 MiB each, of which a CPU run keeps 256
-# (`process.bound_product_caches`). If micro-batches vary in their number of tokens, the cache fills up soon.
-_PROGRAMS = 154 << 20
+# (`process.bound_product_caches`). If micro-batches vary in their number of tokens, the cache fills up soon. Those of
+# steps of one size are part of what `_HOLES` says is left behind.
+_PLACES = 256
+_PROGRAMS = 154 << 20  # bytes of all
 # Gradients inside the layer that runs backward, as a fraction of what the layer keeps.
 _BACKWARD = 0.5
 
@@ -316,8 +318,9 @@ def _holes(work: Workload, activations: int, layer: int, tokens: int) -> int:
 def _programs(work: Workload) -> int:
     # The rows of every expert vary from pass to pass; experts of an fp32 base compute in fp32.
     varies = work.varies or (work.model.experts > 0 and work.adapter is not None and work.precision.unpacked != "fp32")
-    counted = work.holes != "none" and work.kind == "cpu" and work.autocast and varies
-    return _PROGRAMS if counted else 0
+    if work.holes == "none" or work.kind != "cpu" or not work.autocast:
+        return 0
+    return _PROGRAMS if varies else _PROGRAMS * min(work.products, _PLACES) // _PLACES
 
 
 def usable(available: int) -> int:

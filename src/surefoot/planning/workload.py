@@ -50,6 +50,7 @@ class Workload:
     narrow: int = 0  # trained weights that are then held in the compute dtype on the device
     largest: int = 0  # bytes of the largest gradient, if offloaded
     varies: bool = False  # whether micro-batches vary in their number of tokens
+    products: int = 0  # shapes of products before step 1 and in the vision tower; 0 while the data are unknown
     kind: str = "cuda"  # device kind: cpu | cuda | mps
     compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, that a teacher's logits take
     other_logits: bool = False  # whether the teacher's logits of all positions exist at once
@@ -97,10 +98,27 @@ def workload_of(
         logits=not config.method.scores,
         documents=documents,
         varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
+        products=_products(model, adapter, sight, lengths),
         kind=hardware.kind,
         holes=hardware.holes,
         pictures=picture_bytes(model, sight.parts, lengths.features if lengths else 0, BYTES[precision.compute.value]),
     )
+
+
+# Products of other sizes for each shape of a decoder layer's matrix in the comparison of fast paths before step 1, with
+# an adapter (plain and fast A, B and their gradients) and without; and for each of a tower, frozen and trained. Counted
+# by oneDNN itself (docs/evidence/memory.md, Pictures).
+_COMPARED = {True: 26, False: 8}
+_SEEN = {False: 4, True: 9}
+
+
+def _products(model: ModelFacts, adapter: AdapterPlan | None, sight: Sight, lengths: LengthFacts | None) -> int:
+    if lengths is None:
+        return 0
+    count = _COMPARED[adapter is not None] * len({one.linear for one in model.layer_linears if one.linear})
+    if lengths.pictures:
+        count += _SEEN[bool(sight.parts)] * len({shape for _, shape in model.sight if len(shape) == 2})
+    return count
 
 
 def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Workload:
