@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.loader import all_example_batches, with_progress
-from surefoot.data.batching.packing import Layout
+from surefoot.data.batching.loader import Layout, all_example_batches, with_progress
 from surefoot.kernels.divergence import Likeliest, Whole
 from surefoot.methods.distill.stored import StoredFacts, Writer, write_facts
 from surefoot.methods.distill.teacher import KEY, open_alone
