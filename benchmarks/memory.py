@@ -1,6 +1,7 @@
 """Does the memory that the plan forecasts agree with what a run takes? On a CPU or a GPU, a fresh process per case.
 
-    python benchmarks/memory.py [--device cuda] [--out FILE.json] [--only TEXT] [--packed DATA.json] [--from-python]
+    python benchmarks/memory.py [--device cuda] [--out FILE.json] [--only TEXT] [--from-python]
+                                [--packed DATA.json | --rollouts DATA.json]
 
 A case is a model, a length, an adapter and whether layers are computed again. Its process builds the model as a run
 does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. The
@@ -12,6 +13,7 @@ read, and counts. On a GPU it is the most that torch had allocated, which is wha
 product leaves there (cuBLAS's workspaces); beside it stands the most that torch had reserved.
 
 --packed: packed steps of a run on instructions instead, every micro-batch with a length of its own.
+--rollouts: steps of stage grpo that answer these instructions; rollouts and updates have a peak each.
 --from-python: with the caches of glibc's threads, which `surefoot train` does without and a run from Python has.
 """
 
@@ -43,6 +45,8 @@ STEPS = 2
 PACKED_SIZES = {"45 M": Shape(4, 512, 32_000), "125 M": Shape(12, 768, 32_000)}
 ON_GPU = {"1.2 B": NAMED["1b"]}  # besides; the others are small beside what a GPU's libraries take
 PACKED_STEPS = 12
+ROLLOUTS, GROUP, ANSWER = 2, 4, 64  # steps, answers to a prompt, tokens of an answer at most
+WORDS = 150  # of a prompt
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "holes", "apart")
 
 
@@ -53,17 +57,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--packed", type=Path, metavar="DATA", help="a JSON list of instructions, as LLaMA-Factory has")
+    parser.add_argument("--rollouts", type=Path, metavar="DATA", help="the same, whose instructions are answered")
     parser.add_argument("--from-python", action="store_true", help="with the caches of glibc's threads")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print(json.dumps(measure_packed(options.case) if options.case["data"] else measure(options.case)))
+        case = options.case
+        own = measure_rollouts if case["rollouts"] else measure_packed if case["data"] else measure
+        print(json.dumps(own(case)))
         return
     if not options.from_python:
         process.restart_without_thread_cache()
     settle_device(options.device)
     found = []
-    kinds = cases(options.device, packed=options.packed is not None)
+    data = options.packed or options.rollouts
+    kinds = cases(options.device, packed=data is not None)
     with tempfile.TemporaryDirectory() as temporary:
         for size, length, adapter, again in itertools.product(*kinds, ADAPTERS, AGAIN):
             case = {
@@ -75,7 +83,8 @@ def main() -> None:
                 "again": again,
                 "precision": options.precision,
                 "folder": temporary,
-                "data": str(options.packed.resolve()) if options.packed else None,
+                "data": str(data.resolve()) if data else None,
+                "rollouts": options.rollouts is not None,
             }
             if options.only not in case["name"]:
                 continue
@@ -112,7 +121,8 @@ def settle_device(device: str) -> None:
 
 
 def _beside(row: dict[str, Any]) -> str:
-    return f"  reserved {row['reserved'] / 2**20:7.0f} MiB" if "reserved" in row else ""
+    own = {name: row[name] for name in ("reserved", "rollout", "update") if name in row}
+    return "".join(f"  {name} {size / 2**20:7.0f} MiB" for name, size in own.items())
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
@@ -174,19 +184,64 @@ def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str) -> tuple[Path, Path]:
-    """The folder of the base and the file of the config."""
+def measure_rollouts(case: dict[str, Any]) -> dict[str, Any]:
+    """Steps of stage grpo that begin with a rollout each; `rollout` and `update` are the peaks of these alone."""
+    from surefoot.config.load import load_config
+    from surefoot.runs.load_models import planned_tokenizer
+    from surefoot.runs.make_plan import make_plan
+    from surefoot.runs.trial import ready
+
+    shape, device = cases(case["device"], packed=True)[0][case["size"]], case["device"]
+    base, path = _world(case, shape, _even_prompts(case), f"batch: {{size: {2 * GROUP}, micro: 4}}\n", _GRPO)
+    config = load_config(path).config
+    planned_tokenizer(base, make_plan(config, measure=False).tokenizer)  # the imports
+    process.bound_product_caches(device)
+    before, code = _start(device)
+    with ready(config, ROLLOUTS) as one:
+        told: dict[str, list[int]] = {"rollout": [], "update": []}
+        make = one.run.task.ready
+        assert make is not None
+        for step in range(1, ROLLOUTS + 1):
+            _begin(device)
+            batches = make(step, one.batches(step))
+            told["rollout"].append(_found(one.plan, one.loaded.engine.model, device, before, code)["peak"])
+            _begin(device)
+            one.step(step, batches)
+            found = _found(one.plan, one.loaded.engine.model, device, before, code)
+            told["update"].append(found["peak"])
+        most = {name: max(sizes) for name, sizes in told.items()}
+        return found | most | {"peak": max(most.values())}
+
+
+def _even_prompts(case: dict[str, Any]) -> Path:
+    """As a file of its own: one text under many numbers, so that every step is as large as the plan's largest."""
+    words = " ".join(one["output"] for one in json.loads(Path(case["data"]).read_text())).split()[:WORDS]
+    rows = [{"instruction": f"{number}: {' '.join(words)}"} for number in range(10, 74)]
+    path = Path(case["folder"]) / "prompts.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+_GRPO = f"grpo: {{rewards: [length_of.py:tokens], group: {GROUP}, max_new_tokens: {ANSWER}}}\n"
+_REWARD = "def tokens(prompts, responses, response_ids):\n    return [sum(ids) % 7 for ids in response_ids]\n"
+
+
+def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str, section: str = "") -> tuple[Path, Path]:
+    """The folder of the base and the file of the config. section: of stage grpo, which it then is."""
     folder = Path(case["folder"])
     base = folder / case["size"].replace(" ", "")
     if not base.exists():
         words = [sys.executable, "-c", _BUILD, str(base), json.dumps(asdict(shape)), str(data), case["device"]]
         subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+    reward = folder / "length_of.py"
+    reward.write_text(_REWARD)
     adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
     path = folder / "run.yaml"
     path.write_text(
-        f"stage: sft\nmodel: {base}\noutput: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}{batch}"
+        f"stage: {'grpo' if section else 'sft'}\nmodel: {base}\n"
+        f"output: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}{batch}"
         f"data: {{train: {data}, max_length: {case['length']}, template: alpaca}}\nduration: {PACKED_STEPS} steps\n"
-        f"gradient_checkpointing: {case['again']}\nattention: sdpa\n"
+        f"gradient_checkpointing: {case['again']}\nattention: sdpa\n{section.replace('length_of.py', str(reward))}"
     )
     return base, path
 

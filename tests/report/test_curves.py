@@ -8,7 +8,7 @@ import pytest
 
 from helpers.run_folders import log_rows, train_row
 from surefoot.report import curves
-from surefoot.report.curves import charts_of, described, thin, thinned, to_json
+from surefoot.report.curves import charts_of, described, thin, thinned, to_json, without_still
 from surefoot.report.pictures.plots import evaluates_rewards, smooth
 
 
@@ -99,3 +99,22 @@ def test_an_evaluation_of_rewards_is_no_point_on_the_curve_of_the_loss():
     assert "points" not in {line.style for line in charts_of(rows)[0].lines}
     twin = [{name: value for name, value in row.items() if "response" not in name} for row in rows]
     assert "points" in {line.style for line in charts_of(twin)[0].lines}
+
+
+def test_charts_that_never_change_are_named():
+    rows = [{**row, "groups_redrawn": 0.0, "clip_high": 0.0} for row in log_rows(9)]
+    rows[7]["clip_high"] = 0.25
+    charts, still = without_still(charts_of(rows))
+    keys = [chart.key for chart in charts]
+    assert "groups_redrawn" not in keys
+    assert {"loss", "clip_high"} <= {*keys}
+    assert any(one.startswith("Groups redrawn 0") for one in still)
+    assert len(charts) + len(still) == len(charts_of(rows))
+
+
+def test_twin_too_few_points_or_a_gap_are_charts():
+    for rows in (
+        [{**row, "groups_redrawn": 0.0} for row in log_rows(2)],
+        [{**row, "groups_redrawn": None if place == 3 else 0.0} for place, row in enumerate(log_rows(9))],
+    ):
+        assert "groups_redrawn" in [chart.key for chart in without_still(charts_of(rows))[0]]

@@ -26,6 +26,7 @@ from surefoot.system.messages import GIB
 Point = tuple[int, float | None]  # optimizer step, value
 Style = Literal["line", "raw", "smooth", "points"]
 MOST_POINTS = 2000  # per line; a screen has fewer columns
+_FEWEST = 3  # points of a line that may be called still
 _DIGITS = 6  # significant digits of a value in the page
 
 
@@ -122,6 +123,23 @@ def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
         label = name.replace("_", " ")
         found.append(_Recipe(name, label.capitalize(), "", ((Quantity(name, label), "raw"),)))
     return found
+
+
+def without_still(charts: Sequence[Chart]) -> tuple[list[Chart], list[str]]:
+    """Return the charts in which something changes, and the others as "title value unit".
+
+    A line of fewer than `_FEWEST` points says nothing of change, and the loss is always a chart.
+    """
+    changing: list[Chart] = []
+    still: list[str] = []
+    for chart in charts:
+        values = {value for line in chart.lines for _, value in line.points}
+        longest = max(len(line.points) for line in chart.lines)
+        if len(values) > 1 or None in values or longest < _FEWEST or chart.key == "loss":
+            changing.append(chart)
+        else:
+            still.append(f"{chart.title} {values.pop():.4g} {chart.unit}".strip())
+    return changing, still
 
 
 def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:

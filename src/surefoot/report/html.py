@@ -149,9 +149,12 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
 
 
 def curve_values(record: RunRecord) -> dict[str, Any]:
-    """All curves, thinned, and the marks on them, for the page's script."""
-    charts = curves.thinned(curves.charts_of(record.rows))
-    return {"charts": curves.to_json(charts), "marks": views.marks(record.events, record.rows)}
+    """The curves in which something changes, thinned, the marks on them, and the names of the others, for the page's
+    script."""
+    charts, still = curves.without_still(curves.charts_of(record.rows))
+    drawn = curves.to_json(curves.thinned(charts))
+    said = f"The same at every step: {'; '.join(still)}." if still else ""
+    return {"charts": drawn, "marks": views.marks(record.events, record.rows), "still": said}
 
 
 def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:

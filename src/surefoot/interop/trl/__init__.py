@@ -161,7 +161,7 @@ def _set_prompt_length(draft: Draft) -> None:
     if prompt is None:
         draft.set("data.max_length", ALL_POSITIONS, why="TRL truncates no prompts")
     else:
-        why = "together with max_completion_length; a long prompt loses its end here, its beginning there"
+        why = "together with max_completion_length; longer prompts are left out here, and lost their beginning there"
         draft.set("data.max_length", prompt + answer, "max_prompt_length", why=why)
 
 

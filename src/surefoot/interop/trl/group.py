@@ -55,7 +55,9 @@ _SHARED: tuple[Row, ...] = (
         type=whole,
         null=Refusal("null sets no limit to answers", "set one"),
     ),
-    joint("max_prompt_length", None, ("data.max_length",), "of versions before 1.0; cut at the end here", type=whole),
+    joint(
+        "max_prompt_length", None, ("data.max_length",), "of earlier versions; longer prompts are left out", type=whole
+    ),
     joint("generation_batch_size", None, ("grpo.rollout_batches",), "a multiple of a step's answers", type=whole),
     joint("steps_per_generation", None, ("grpo.rollout_batches",), "micro-batches; a multiple of a step", type=whole),
     carried("num_iterations", 1, "grpo.epochs"),

@@ -196,6 +196,13 @@
     }
   }
 
+  function show(curves, how) {
+    marks = curves.marks;
+    how(curves.charts);
+    const still = document.getElementById("still");
+    if (still) still.textContent = curves.still;
+  }
+
   const widths = new ResizeObserver((entries) => {
     for (const { plot, place, chart } of drawn.values()) {
       const width = place.clientWidth;
@@ -208,8 +215,7 @@
   const data = document.getElementById("chart-data");
   if (data) {
     const curves = JSON.parse(data.textContent);
-    marks = curves.marks;
-    draw(curves.charts);
+    show(curves, draw);
   }
 
   // The pieces of HTML are made and escaped by the server, which is the one that made this page.
@@ -230,8 +236,7 @@
     source.addEventListener("parts", (event) => replaceParts(JSON.parse(event.data)));
     source.addEventListener("curves", (event) => {
       const curves = JSON.parse(event.data);
-      marks = curves.marks;
-      update(curves.charts);
+      show(curves, update);
     });
   }
 })();
