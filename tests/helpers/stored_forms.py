@@ -64,6 +64,57 @@ def in_gptq(folder: Path, twin: Path, seed: int = 1) -> Path:
     return _write(folder, tensors, settings)
 
 
+def in_awq(folder: Path, twin: Path, seed: int = 1) -> Path:
+    """As `in_gptq`, in AWQ's order of columns."""
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+
+    def packed(numbers: torch.Tensor) -> torch.Tensor:
+        return _words(numbers.unflatten(1, (-1, 8))[:, :, order].flatten(1))
+
+    def parts(numbers: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"qweight": packed(numbers.t()), "qzeros": packed(zeros.t()), "scales": factors.t().contiguous()}
+
+    settings = {"quant_method": "awq", "bits": 4, "group_size": BLOCK, "zero_point": True, "version": "gemm"}
+    return _write(folder, _in_groups(folder, twin, seed, parts), settings)
+
+
+def in_packed(folder: Path, twin: Path, seed: int = 1) -> Path:
+    """As `in_gptq`, in the words of compressed-tensors (pack-quantized)."""
+
+    def parts(numbers: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            "weight_packed": _words(numbers),
+            "weight_shape": torch.tensor(numbers.shape),
+            "weight_scale": factors,
+            "weight_zero_point": _words(zeros.t()).t().contiguous(),
+        }
+
+    weights = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": BLOCK, "symmetric": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "format": "pack-quantized"}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
+    return _write(folder, _in_groups(folder, twin, seed, parts), settings)
+
+
+def _in_groups(folder: Path, twin: Path, seed: int, parts: Any) -> dict[str, torch.Tensor]:
+    """All tensors of the folder, those of linear layers as `parts` writes them: of numbers [outputs, inputs], zeros and
+    factors [outputs, groups], which twin has multiplied."""
+    shutil.copytree(folder, twin)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(folder / "model.safetensors")
+    plain = dict(tensors)
+    for name in [name for name, one in tensors.items() if _DENSE.fullmatch(name) and one.shape[1] % BLOCK == 0]:
+        rows, columns = tensors.pop(name).shape
+        numbers = torch.randint(16, (rows, columns), generator=generator)
+        zeros = torch.randint(1, 16, (rows, columns // BLOCK), generator=generator)
+        factors = (0.005 + 0.01 * torch.rand(zeros.shape, generator=generator)).half()
+        wide = [one.repeat_interleave(BLOCK, 1) for one in (zeros, factors.float())]
+        plain[name] = (numbers - wide[0]) * wide[1]
+        found = parts(numbers, zeros, factors)
+        tensors |= {name.removesuffix("weight") + kind: one for kind, one in found.items()}
+    save_file(plain, twin / "model.safetensors", metadata={"format": "pt"})
+    return tensors
+
+
 def _words(numbers: torch.Tensor) -> torch.Tensor:
     """Eight numbers of a row in a word, the first in the lowest bits."""
     shifts = torch.tensor([1 << 4 * place for place in range(8)])

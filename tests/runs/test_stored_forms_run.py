@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from helpers.stored_forms import in_gptq
+from helpers.stored_forms import in_awq, in_gptq, in_packed
 from helpers.trained_runs import heron_folder, heron_trained
+from helpers.wrappers import wrapper
+from helpers.zoo_modern import MODERN
 
 LORA = {"kind": "lora", "rank": 4}
 
@@ -58,3 +61,24 @@ def test_another_number_in_the_files_is_another_run(world, tmp_path):
         heron_trained(world, name, adapter=LORA, duration="2 steps", model=str(base), precision="fp32")
     one, other = (load_file(world / name / "adapter_model.safetensors") for name in ("one", "other"))
     assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("write", "make"),
+    [(in_awq, MODERN["qwen3_moe"]), (in_packed, partial(wrapper, "qwen2_5_vl"))],
+    ids=["awq", "packed"],
+)
+def test_so_are_runs_over_awq_and_compressed_tensors(tmp_path, write, make):
+    """Over experts that are stored one by one, and in a wrapper: an adapter merged into the model. The order of the
+    numbers is written in the helper, apart from the decoder's."""
+    folder = heron_folder(tmp_path)
+    shutil.rmtree(folder / "base")
+    make(folder / "base")
+    write(folder / "base", folder / "plain")
+    settings = {"adapter": LORA | {"publish": "merged"}, "duration": "2 steps", "precision": "fp32"}
+    heron_trained(folder, "run", **settings)
+    heron_trained(folder, "run-plain", model=str(folder / "plain"), **settings)
+    ours, twin = (load_file(folder / name / "model.safetensors") for name in ("run", "run-plain"))
+    assert ours.keys() == twin.keys()
+    assert all(torch.equal(ours[key], twin[key]) for key in ours)
+    assert "quantization_config" not in json.loads((folder / "run" / "config.json").read_text())
