@@ -81,7 +81,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("lora_dropout", 0.05, ("adapter.dropout",)),
     joint("lora_target_modules", None, ("adapter.targets",), type=module_names),
     joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
-    refused("lora_target_parameters", None, "experts are named in adapter.targets", "leave it out: all-linear has them"),
+    refused("lora_target_parameters", None, "adapter.targets names experts", "leave it out: all-linear has them"),
     refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",)),
