@@ -147,7 +147,7 @@ def grpo_config(folder: Path, arm: str, epochs: int) -> dict[str, Any]:
     }
 
 
-def main(folder: Path, arm: str = "reward", *, base_epochs: int = 5, epochs: int = 3) -> dict[str, float]:
+def main(folder: Path, arm: str = "reward", *, base_epochs: int = 5, epochs: int = 6) -> dict[str, float]:
     """What the run measured at its end, by the names of all_results.json."""
     if not (folder / "base" / "MANIFEST.json").is_file():
         (folder / "random").mkdir(parents=True, exist_ok=True)
