@@ -33,6 +33,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(raw)
             return
+        session: dict[str, Any] = {}
+        self.server.sessions.append(session)  # type: ignore[attr-defined]  # before the client goes on
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         self.send_response(101)
         self.send_header("Upgrade", "websocket")
@@ -40,8 +42,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
         self.end_headers()
         self.close_connection = True
-        session: dict[str, Any] = {}
-        self.server.sessions.append(session)  # type: ignore[attr-defined]
         while (message := self._receive()) is not None:
             said = self.server.answer(session, message)  # type: ignore[attr-defined]
             if said is None:  # it dies
