@@ -38,6 +38,7 @@ SURFACE = {
     "--max-new-tokens --temperature --top-p --seed --json",
     "init": "model data --out --stage",
     "tune": "config overrides --out --seconds --json",
+    "teach": "config overrides --out --top",
     "migrate": "config overrides --to --out --hardware --try --json",
     "plan": "config overrides --hardware --json --scale",
     "push": "run name --public --base --dry-run",

@@ -54,7 +54,7 @@ COMMANDS = {
         "surefoot.commands.tune.command", "Find the fastest settings of a run by short real trials.", trains=True
     ),
     "data": Entry("surefoot.commands.data", "Show what the model would learn from, token by token."),
-    "teach": Entry("surefoot.commands.teach", "Store a teacher's distributions, for distillation without the teacher."),
+    "teach": Entry("surefoot.commands.teach", "Store a teacher's distributions, to distill without it."),
     "generate": Entry("surefoot.commands.generate", "Answer prompts with a base model, an adapter or a run."),
     "chat": Entry("surefoot.commands.generate", "Talk to a base model, an adapter or a run."),
     "verify": Entry("surefoot.commands.verify", "Check a run or checkpoint bit by bit, or compare two."),
