@@ -26,7 +26,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,16 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     for step in range(1, STEPS + 1):
         ids = torch.randint(0, shape.vocabulary, (ROWS, length), generator=draw)
         batch = Batch(ids, ids.roll(-1, 1), None, ids.numel(), (length,) * ROWS, tuple(range(ROWS)))
+        if case.get("packed"):  # one row of as many tokens, of documents a quarter as long
+            documents = (length // 4,) * (4 * ROWS)
+            batch = replace(
+                batch,
+                input_ids=ids.view(1, -1),
+                targets=batch.targets.reshape(1, -1),
+                lengths=documents,
+                examples=tuple(range(4 * ROWS)),
+                documents=documents,
+            )
         train_step(loaded.engine, sft_loss, [batch], step=step, lr=1e-4, scale=None, settings=loaded.settings)
     return _found(plan, loaded.engine.model, device, before, code)
 
@@ -237,11 +247,13 @@ def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str, section: 
     reward.write_text(_REWARD)
     adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
     path = folder / "run.yaml"
+    packing = ", packing: on" if case.get("packed") else ""
     path.write_text(
         f"stage: {'grpo' if section else 'sft'}\nmodel: {base}\n"
         f"output: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}{batch}"
-        f"data: {{train: {data}, max_length: {case['length']}, template: alpaca}}\nduration: {PACKED_STEPS} steps\n"
-        f"gradient_checkpointing: {case['again']}\nattention: sdpa\n{section.replace('length_of.py', str(reward))}"
+        f"data: {{train: {data}, max_length: {case['length']}, template: alpaca{packing}}}\n"
+        f"duration: {PACKED_STEPS} steps\ngradient_checkpointing: {case['again']}\nattention: sdpa\n"
+        f"{case.get('more', '')}{section.replace('length_of.py', str(reward))}"
     )
     return base, path
 

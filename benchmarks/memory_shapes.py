@@ -7,7 +7,9 @@ operators on real numbers that give shapes alone, and counts bytes in blocks as 
 surefoot's, PEFT's and transformers' code keeps and frees, in the order of a real step. It knows nothing of what a GPU's
 kernels take for themselves (workspaces), nor of fragments between blocks.
 
-The base is a safetensors file of the right size with nothing in it.
+The base is a safetensors file of the right size with nothing in it, in the type in which the run holds it, so that
+loading maps the file and takes no memory. `offloaded` is all weights with parallel.offload; its sums and moments, which
+would be real memory of the host, are left out.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from bases import SIZES, Shape, write_config
 from fresh import told_by
 
 MODELS = ("1b", "8b", "70b")
-ADAPTERS = ("lora", "dora", "full")
+ADAPTERS = ("lora", "dora", "full", "offloaded")
 AGAIN = ("on", "off")
+LAYOUTS = ("", " packed")
 LENGTH = 2048
 EDGE = 8 << 40  # bytes of the device: nothing is refused
 SHARD = 4 << 30  # bytes
@@ -43,17 +46,17 @@ def main() -> None:
         return
     found = []
     with tempfile.TemporaryDirectory() as temporary:
-        for size, adapter, again in itertools.product(MODELS, ADAPTERS, AGAIN):
-            name = f"{size} {adapter} {again}"
+        for size, adapter, again, layout in itertools.product(MODELS, ADAPTERS, AGAIN, LAYOUTS):
+            name = f"{size} {adapter} {again}{layout}"
             if options.only not in name:
                 continue
             case = {"name": name, "size": size, "adapter": adapter, "again": again, "folder": temporary}
-            case |= {"device": "cuda", "length": LENGTH, "precision": "bf16", "data": None}
+            case |= {"packed": bool(layout), "device": "cuda", "length": LENGTH, "precision": "bf16", "data": None}
             row = case | told_by([sys.executable, __file__, "--case", json.dumps(case)])
             row["off"] = row["forecast"] / row["peak"] - 1
             found.append(row)
             forecast, peak = (row[key] / 2**30 for key in ("forecast", "peak"))
-            print(f"{name:>14}  forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}", flush=True)
+            print(f"{name:>24}  forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}", flush=True)
     if not found:
         sys.exit(f"--only: no case has {options.only!r} in its name")
     if options.out:
@@ -64,21 +67,36 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """In this process, by the program for machines that have the weights."""
     from pretend_cuda import device
 
-    from surefoot.models import adapter_targets
+    from surefoot.models import adapter_targets, load
+    from surefoot.runs import load_models
+    from surefoot.system import hardware
+    from surefoot.training.engine.offloaded import OffloadedEngine
 
     device().set_limit(EDGE)
     device().set_shapes_only(True)
     shape = SIZES[case["size"]]
-    base = Path(case["folder"]) / case["size"]
+    full = case["adapter"] in ("full", "offloaded")
+    case["size"] += " whole" * full
+    base = Path(case["folder"]) / case["size"].replace(" ", "")
     if not base.exists():
-        build_empty(base, shape)
+        build_empty(base, shape, 4 if full else 2)
     memory.SIZES[case["size"]] = shape
     adapter_targets.zero_norm_rows = lambda model, targets: {}  # of weights that are not there
+    hardware.host_memory = lambda: (EDGE, EDGE)
+    load._non_finite = lambda *given: []  # it would read every page of a file that is a hole
+    if case["adapter"] == "offloaded":
+        load_models.verify_head = lambda model, device: 0.0  # on the CPU, with numbers that are not there
+        OffloadedEngine._add = lambda self, name, gradient, arrived, *rest: arrived()
+        OffloadedEngine._send = lambda *given: None  # it takes no memory of the device, and its time
+        case |= {"adapter": "full", "more": "parallel: {offload: optimizer}\n"}
     return memory.measure(case)
 
 
-def build_empty(folder: Path, shape: Shape) -> None:
-    """Config, tokenizer, and weights in files of which only the headers are written; the rest of each is a hole."""
+def build_empty(folder: Path, shape: Shape, width: int) -> None:
+    """Config, tokenizer, and weights in files of which only the headers are written; the rest of each is a hole.
+
+    width: bytes of a weight, 2 or 4.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -93,8 +111,12 @@ def build_empty(folder: Path, shape: Shape) -> None:
         if end > SHARD:
             shards.append({})
             end = 0
-        size = 2 * tensor.numel()
-        shards[-1][name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + size]}
+        size = width * tensor.numel()
+        shards[-1][name] = {
+            "dtype": "BF16" if width == 2 else "F32",
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + size],
+        }
         end += size
     places = {}
     for number, header in enumerate(shards, 1):

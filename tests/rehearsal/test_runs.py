@@ -117,11 +117,12 @@ def test_commands(world, trained, tmp_path, name):
     command(*(places.get(word, word) for word in COMMANDS[name]))
 
 
-def test_too_little_memory_is_one_line(world):
+@pytest.mark.parametrize("case", ["lora", "offloaded"])
+def test_too_little_memory_is_one_line(world, case):
     """The plan passes, and the GPU has less than it says: what fails is told, and nothing is half written."""
     from pretend_cuda import device
 
-    config = config_of(world, "no-memory", **BF16)
+    config = config_of(world, f"no-memory-{case}", **CASES[case])
     with pytest.MonkeyPatch.context() as patch:
         real = loop.train_step
 

@@ -277,14 +277,16 @@ def forecast(
     weights -= work.narrow * (4 - work.width)
     learning = 4 + (work.width if work.autocast else 0) - 4 * narrowed  # of a weight of the second model
     masters = 4 * trained if work.offloaded else 0
-    # Offloaded, the largest is on its way to the host while the next one is made.
-    gradients = 2 * work.largest if elsewhere else 4 * trained
+    # Offloaded, the largest is on its way to the host while the next one is made. A tied head's waits for that of the
+    # embedding.
+    waits = (1 + work.model.tied) * work.largest if elsewhere else 0
+    gradients = work.largest + waits if elsewhere else 4 * trained
     # The gradient of a layer's experts is one block, and no hole that activations leave has room for it.
     apart = work.holes != "none" and work.model.experts > 0 and work.adapter is None
     waiting = gradients if (accumulation > 1 or apart) and not elsewhere else 0
     peak = max(
         waiting + forward + logits,
-        waiting + activations + (work.largest if elsewhere else 0),
+        waiting + activations + waits,
         gradients - _cast_bytes(work) + pictures + int((1 + _BACKWARD) * per_layer),
     )
     return MemoryPlan(
