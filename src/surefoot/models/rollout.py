@@ -109,8 +109,8 @@ class EmbeddedRollouts:
         with eval_mode(self._policy):
             while self._keep_going(bool(waiting)):
                 batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
-                own, places_of, limits_of = ([every[one] for one in batch] for every in (prompts, numbers, most))
-                found = self._batch(own, places_of, limits_of, decoding)
+                own = [prompts[one] for one in batch]
+                found = self._batch(own, [numbers[one] for one in batch], [most[one] for one in batch], decoding)
                 answers.update(zip(batch, found, strict=True))
         return [answers[one] for one in range(len(prompts))]
 

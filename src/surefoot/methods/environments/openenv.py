@@ -51,7 +51,7 @@ def find_fields(server: Server, action: str | None, observation: str | None, key
         if len(texts) != 1 or len(needed) != 1:
             what = f"an action needs {', '.join(needed) or 'no field'}, and a turn is one text"
             raise InputError(Fault(f"{key}.action", what, f"name one of {', '.join(acts)}", code="SF-ENVIRONMENT"))
-        (action,) = texts
+        action = str(texts[0])
     for part, name, known in (("action", action, acts), ("observation", observation, sees)):
         if name is not None and name not in known:
             what = f"the server's {part} has no field {name!r}"
