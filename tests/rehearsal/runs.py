@@ -25,7 +25,7 @@ ON_THE_PRETEND_GPU = [
 ]
 LORA = {"kind": "lora", "rank": 4}
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
-OFFLOADED = {"parallel": {"offload": "optimizer"}}
+OFFLOADED: dict[str, Any] = {"parallel": {"offload": "optimizer"}}
 # One pass of each micro-batch reads where its learned tokens stand, and transformers whether a row is padded.
 PER_PASS = {("aten::nonzero", "methods/losses/sft.py:supervised_places"), ("item", "models/forward.py:hidden_states")}
 NARROWED = ("item", "models/forward.py:narrowed_logits")  # transformers' look at padding, again

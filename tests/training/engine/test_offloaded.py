@@ -118,7 +118,8 @@ def test_the_comparison_has_teeth(world, broken, monkeypatch):
 
 def test_it_goes_on_after_a_kill_bit_for_bit(world):
     whole = run(world, "whole", **EVERYTHING["bf16"], **OFFLOADED)
-    config = config_of(world, "killed", adapter=None, seed=5, **EVERYTHING["bf16"] | OFFLOADED)
+    settings: dict[str, Any] = {"adapter": None, "seed": 5, **EVERYTHING["bf16"], **OFFLOADED}
+    config = config_of(world, "killed", **settings)
     with pytest.MonkeyPatch.context() as patch:
         dying(patch, after=2)
         with pytest.raises(Died):
