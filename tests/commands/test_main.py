@@ -44,10 +44,10 @@ SURFACE = {
     "push": "run name --public --base --dry-run",
     "quickstart": "--out --adapter --seed --resume --overwrite",
     "replay": "folder moved --plain --json",
-    "run": "words --allow-unknown --resume --overwrite --quiet --dry-run --check",
+    "run": "words --allow-unknown --resume --overwrite --quiet --dry-run --drop --check",
     "schema": "",
     "train": "config overrides --resume --overwrite --quiet --plan --push --profile --time-every --dry-run --check",
-    "translate": "words --out --json --allow-unknown",
+    "translate": "words --out --json --allow-unknown --drop",
     "verify": "folder --same-as --served --name --data --max-samples --threshold --json",
 }
 
