@@ -15,6 +15,7 @@ STAGED = "into a folder that durable.staged_folder flushes and names"
 EMPTY = "an empty folder for what durable writes"
 SCRATCH = "a scratch file of this process, which nobody reads later"
 NOWHERE = "the null device"
+IN_SCRIPT = "in the user's Python, which may have no surefoot; written anew at every take-over"
 ALLOWED = {
     ("system/plain_files.py", "os.open"): "reads",
     ("methods/rewards/confined.py", "os.open"): "/dev/null, for what a tested program prints",
@@ -27,6 +28,8 @@ ALLOWED = {
     ("models/convert/safetensors_file.py", "write_text"): STAGED,
     ("evaluate/capture_tensors.py", "save_file"): STAGED,
     ("models/qat.py", "save_pretrained"): STAGED,
+    ("methods/distill/stored.py", "save_file"): STAGED,
+    ("methods/distill/stored.py", "write_text"): STAGED,
     ("models/save.py", "mkdir"): STAGED,
     ("models/save.py", "save_file"): STAGED,
     ("models/save.py", "save_pretrained"): STAGED,
@@ -69,6 +72,14 @@ ALLOWED = {
         "tempfile.TemporaryDirectory",
     ): "examples that no folder can be made for; gone with the process",
     ("data/formats/reader.py", "tempfile.TemporaryFile"): "what a user's function returned; gone with the call",
+    ("interop/takeover/in_script/files.py", "open"): IN_SCRIPT,
+    ("interop/takeover/in_script/files.py", "os.replace"): IN_SCRIPT,
+    ("interop/takeover/in_script/handover.py", "mkdir"): IN_SCRIPT,
+    ("interop/takeover/in_script/handover.py", "save_pretrained"): IN_SCRIPT,
+    ("interop/takeover/in_script/handover.py", "shutil.copyfile"): IN_SCRIPT,
+    ("interop/takeover/in_script/weights.py", "os.symlink"): IN_SCRIPT,
+    ("interop/takeover/in_script/weights.py", "unlink"): IN_SCRIPT,
+    ("interop/takeover/session.py", "tempfile.TemporaryDirectory"): "the socket to a script, until it has connected",
     ("runs/failures/replay_run.py", "open"): "a pipe to the process that started this one",
     ("commands/tune/worker.py", "open"): "a pipe to the process that started this one",
 }

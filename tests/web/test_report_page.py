@@ -11,7 +11,9 @@ from PIL import Image
 
 from helpers.run_folders import NASTY, audit, log_rows, train_row, write_run
 from helpers.tiers import diagonal
+from surefoot.report.comparison import overlay_page
 from surefoot.report.html import write_report
+from surefoot.report.views import Table
 
 SIZES = {"desktop": (1440, 900), "phone": (390, 844)}
 SCHEMES = ["light", "dark"]
@@ -210,3 +212,18 @@ def test_the_mark_of_the_best_has_one_colour(report, open_page):
     of_key = page.evaluate("getComputedStyle(document.querySelector('.keys .best')).color")
     of_mark, soft = (page.evaluate(SEEN, name) for name in ("eval", "soft"))
     assert of_key == of_mark != soft
+
+
+def test_a_comparison_shows_every_column_on_a_phone(open_page, tmp_path):
+    columns = ("scale", "first loss", "last loss", "gradient norm, mean", "largest norm", "norm of first", "the rest")
+    table = Table(columns, (("0.1", *["0.123456789"] * 6),), numeric=True)  # beside each other too wide in any font
+    path = tmp_path / "page.html"
+    path.write_text(overlay_page("scales", "", [], [("By scale", table)]), encoding="utf-8")
+
+    def beyond_the_edge(page) -> int:
+        cells = "[...document.querySelectorAll('td')].filter((cell) => cell.getBoundingClientRect().right > innerWidth)"
+        return page.evaluate(f"{cells}.length")
+
+    assert beyond_the_edge(open_page(path, viewport={"width": 390, "height": 844}).page) == 0
+    path.write_text(path.read_text(encoding="utf-8").replace("cards", "rows"), encoding="utf-8")
+    assert beyond_the_edge(open_page(path, viewport={"width": 390, "height": 844}).page) >= 1  # twin

@@ -1,4 +1,4 @@
-"""Two or more runs side by side, as `surefoot compare` shows them: tables, JSON, a picture."""
+"""Two or more runs side by side, as `surefoot compare` shows them: tables, JSON, a picture, a self-contained page."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config.keys import as_yaml
 from surefoot.planning.plan import Difference
+from surefoot.report.curves import Chart, thinned, to_json
+from surefoot.report.html import render
 from surefoot.report.pictures.plots import evenly
 from surefoot.report.rows import Row, is_eval_row, without_timing
 from surefoot.report.views import Table
@@ -281,3 +283,22 @@ def _is_size(key: str) -> bool:
     """Whether the key is a size in bytes."""
     forecast = key.startswith("memory.") and key.count(".") == 1 and key != "memory.recomputed"
     return forecast or key in ("peak_memory", "device.memory")
+
+
+def overlay_page(
+    title: str,
+    summary: str,
+    charts: Sequence[Chart],
+    tables: Sequence[tuple[str, Table]],
+    cautions: Sequence[str] = (),
+) -> str:
+    """Return the HTML page. tables: (heading, table) pairs."""
+    values = {
+        "title": title,
+        "summary": summary,
+        "cautions": list(cautions),
+        "tables": list(tables),
+        "curves": {"charts": to_json(thinned(charts)), "marks": []},
+        "live": "",
+    }
+    return render("overlay.html", values)

@@ -344,14 +344,23 @@ def test_an_episode_that_cannot_be_brought_back_is_left_out(marks, tmp_path):
         World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
 
 
+def named(world):
+    return any("(records 3) since" in one for one in world.told)
+
+
+def until(seen, seconds=30.0):
+    ends = time.monotonic() + seconds
+    while not seen() and time.monotonic() < ends:
+        time.sleep(0.01)
+
+
 def test_a_wait_names_the_records_that_are_waited_for(marks, tmp_path, monkeypatch):
     monkeypatch.setattr(waiting, "LEAST", 0.02)
-    on = threading.Event()
 
     class Slow(Counting):
         def step(self, answer):
             if self.count == 0 and self.slow:
-                on.wait(30)
+                until(lambda: named(world))
             return super().step(answer)
 
         def reset(self, record, seed):
@@ -359,9 +368,8 @@ def test_a_wait_names_the_records_that_are_waited_for(marks, tmp_path, monkeypat
             self.slow = record["n"] == 3
 
     world = World(marks, tmp_path, Slow)
-    threading.Timer(0.5, on.set).start()
     world.hold(Engine(stops=1.0), limit=400)
-    assert any("(records 3) since" in one for one in world.told)
+    assert named(world)
 
 
 def test_many_calls_go_in_parts(monkeypatch):

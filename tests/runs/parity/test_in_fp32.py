@@ -254,7 +254,8 @@ def test_what_cannot_go_in_fp32(engine, base, why):
     def chosen(value):
         return SimpleNamespace(value=value)
 
-    plan = SimpleNamespace(precision=precision_plan("bf16", base), parallel=SimpleNamespace(engine=chosen(engine)))
+    parallel = SimpleNamespace(engine=chosen(engine), offload="none")
+    plan = SimpleNamespace(precision=precision_plan("bf16", base), parallel=parallel, adapter=None)
     assert why in in_fp32._unsuited(plan)
 
 
