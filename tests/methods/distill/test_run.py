@@ -267,3 +267,25 @@ def test_a_server_draws_the_answers_with_the_weights_of_each_step(world, tmp_pat
     assert [row["own_tokens"] for row in rows if "loss" in row] == [1.0] * 4
     assert asked.count("/v1/load_lora_adapter") == 4
     assert asked.count(0.7) == 14  # of the epoch
+
+
+def test_a_long_prompt_cuts_no_other_answer(world, tmp_path):
+    """Each answer has all the room that its own prompt leaves within data.max_length."""
+    asked = []
+
+    def reply(path, body):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "base"}]}
+        if path != "/inference/v1/generate":
+            return 200, "Success"
+        room = body["sampling_params"]["max_tokens"]
+        asked.append((len(body["token_ids"]), room))
+        return 200, completion([40] * room, model=body["model"])
+
+    with answering(reply) as stub:
+        config = drawing(world, tmp_path / "run", 1.0, engine="vllm", vllm_url=stub.address)
+        config["data"]["max_length"] = 40
+        run(config)
+    drawn = [(length, room) for length, room in asked if length > 1]  # the others ask how it counts
+    assert len(set(drawn)) > 2  # prompts of 32 to 35 tokens
+    assert all(room == min(8, 40 - length) for length, room in drawn)

@@ -66,33 +66,29 @@ class Drawing:
         found.sort(key=lambda batch: batch.rows.input_ids.numel(), reverse=True)
         return list(for_rank(found, self.loaded.engine.rank, self.loaded.engine.world))
 
-    def _draw(self, step: int, prompts: Sequence[list[int]], places: Sequence[int]) -> list[Rollout]:
+    def _draw(self, step: int, prompts: Sequence[list[int]], places: Sequence[int]) -> tuple[Rollout, ...]:
         """Return an answer to each prompt. places: of the examples in the step, which number their draws."""
         config, tokens, engine = self.run.config, self.run.plan.tokenizer, self.loaded.engine
         most = config.distill.max_new_tokens
         room = [tokens.max_length.value - len(prompt) for prompt in prompts]
+        decoding = Decoding(
+            most,
+            frozenset(tokens.stop.value),
+            tokens.pad_id,
+            config.distill.sampling_temperature,
+            seed=answer_seed(config.seed, step),
+        )
+        asked = [tuple(prompt) for prompt in prompts]
+        mine = range(engine.rank, len(asked), engine.world)
         self.engine.follow()
-        answers: dict[int, Rollout] = {}
-        # Those with less room at the end; for most steps there are none.
-        short = [number for number, free in enumerate(room) if free < most]
-        for numbers in ([number for number, free in enumerate(room) if free >= most], short):
-            if not numbers:
-                continue
-            decoding = Decoding(
-                min(most, *(room[number] for number in numbers)),
-                frozenset(tokens.stop.value),
-                tokens.pad_id,
-                config.distill.sampling_temperature,
-                seed=answer_seed(config.seed, step),
+        with torch.no_grad(), eval_mode(self.loaded.model):
+            written = self.engine.rollouts.answer(
+                [asked[one] for one in mine],
+                decoding,
+                [places[one] for one in mine],
+                [min(most, room[one]) for one in mine],
             )
-            mine = range(engine.rank, len(numbers), engine.world)
-            asked = [tuple(prompts[number]) for number in numbers]
-            with torch.no_grad(), eval_mode(self.loaded.model):
-                written = self.engine.rollouts.answer(
-                    [asked[one] for one in mine], decoding, [places[numbers[one]] for one in mine]
-                )
-            answers |= dict(zip(numbers, answers_of_all(asked, written, mine, engine.totals), strict=True))
-        return [answers[number] for number in range(len(prompts))]
+        return answers_of_all(asked, written, mine, engine.totals)
 
 
 def _example(answer: Rollout, asked: Example) -> Example:
