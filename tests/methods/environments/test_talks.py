@@ -27,6 +27,8 @@ from surefoot.methods.environments.talks import Asked, Talks
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
+from surefoot.report import journal
+from surefoot.system.errors import EnvironmentFault, Fault
 
 BASE = Path(surefoot.__file__).parent / "commands" / "quickstart" / "base"
 LIMIT, STOP = 40, 1908
@@ -262,6 +264,57 @@ def test_one_that_is_late_is_left_behind(marks, tmp_path):
     time.sleep(0.05)  # what it says now is not heard
     kept = [json.loads(one)["reply"] for one in (tmp_path / "turns-0.jsonl").read_text().splitlines()]
     assert len(kept) == 3 + 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        ({"reward": math.nan, "done": True}, "not_finite"),
+        ({"observation": "on", "reward": -math.inf}, "not_finite"),
+        ({"observation": "half a pair: \ud83d"}, "raised"),
+        ({"done": True, "reason": "\udcff"}, "raised"),
+    ],
+)
+def test_a_reply_that_cannot_be_kept_is_an_outcome_of_its_own(marks, tmp_path, reply, outcome):
+    class Odd(Counting):
+        def reset(self, record, seed):
+            super().reset(record, seed)
+            self.odd = record["n"] == 2
+
+        def step(self, answer):
+            said = super().step(answer)
+            return reply if self.odd else said
+
+    world = World(marks, tmp_path, Odd, seconds=5.0)
+    heard = world.hold(Engine(stops=1.0), 3, limit=400)
+    assert [one.outcome for one in heard.scores] == ["scored", "scored", outcome]
+    assert {name: count for name, count in heard.sums.items() if name.startswith("environment_") and count} == {
+        "environment_repeated": 1,
+        f"environment_{outcome}": 1,
+    }
+    (line,) = world.told
+    assert "record 2" in line
+    assert "\n" not in line
+
+
+def test_a_sum_of_rewards_without_end_is_counted(marks, tmp_path):
+    class Vast(Counting):
+        def step(self, answer):
+            return {**super().step(answer), "reward": 1e308}
+
+    heard = World(marks, tmp_path, Vast).hold(Engine(stops=1.0), 2, limit=400)
+    assert [one.outcome for one in heard.scores] == ["not_finite"] * 2
+    assert heard.sums["environment_not_finite"] == 2
+
+
+def test_a_full_disk_is_the_runs_fault_and_no_answers(marks, tmp_path, monkeypatch):
+    def full(path, record):
+        raise EnvironmentFault(Fault(str(path), "cannot be written: no space left", code="SF-DISK-FULL"))
+
+    monkeypatch.setattr(journal, "append", full)
+    with raises_fault("SF-DISK-FULL", str(tmp_path / "turns-0.jsonl")) as caught:
+        World(marks, tmp_path, Counting, seconds=5.0).hold(Engine(stops=1.0), 2)
+    assert caught.value.exit_code == 3
 
 
 def test_one_that_answers_nothing_ends_the_run(marks, tmp_path):

@@ -213,22 +213,27 @@ def test_another_environment_does_not_resume(world):
         run(config, resume=True)
 
 
-def test_answers_that_an_environment_lost_are_counted_and_left_out(world):
+@pytest.mark.parametrize(
+    ("line", "fails", "outcome", "said"),
+    [
+        ("self.turns += 1", "self.turns += 1 // (self.own != '3')", "raised", "ZeroDivisionError"),
+        ("len(answer) % 3", "float('nan') if self.own == '3' else len(answer) % 3", "not_finite", "nan"),
+    ],
+)
+def test_answers_that_an_environment_lost_are_counted_and_left_out(world, line, fails, outcome, said):
     (world / "tool.py").write_text(
-        TOOL.replace("self.turns += 1", "self.turns += 1 // (self.own != '3')").replace(
-            "self.turns = 0", "self.turns, self.own = 0, record['answer']"
-        )
+        TOOL.replace(line, fails).replace("self.turns = 0", "self.turns, self.own = 0, record['answer']")
     )
     config = config_of(world, "run", patience=9)
     config["duration"] = "6 steps"
     rows = run(config)
-    assert sum(row.get("environment_raised", 0) for row in rows) == 4
-    assert sum(row.get("rewards_raised", 0) for row in rows) == 0
+    assert sum(row.get(f"environment_{outcome}", 0) for row in rows) == 4
+    assert not any(name.startswith("rewards_") or name == "environment_timed_out" for row in rows for name in row)
     lost = [one for one in answers_of(config) if one["score"] is None]
     assert len(lost) == 4
-    assert {one["rewards"]["environment"]["outcome"] for one in lost} == {"raised"}
+    assert {one["rewards"]["environment"]["outcome"] for one in lost} == {outcome}
     events = (Path(config["output"]) / "events.jsonl").read_text()
-    assert "ZeroDivisionError" in events
+    assert said in events
 
 
 def test_a_function_reads_the_turns(world):

@@ -1,8 +1,8 @@
 """Calls of environments: many at once, each within its time.
 
-A call runs in a thread, since an environment may be anything: a function, a program, a server far away. A thread cannot
-be ended from outside, so a call that takes too long is left behind, and what it says later is not heard. Signals, which
-could interrupt it, do nothing outside a main thread (verl#5635).
+A call runs in a thread, because an environment may be anything: a function, a program, a remote server. A thread cannot
+be ended from outside, so a call that takes too long is abandoned and its result is ignored. Signals, which could
+interrupt it, only work in the main thread (verl#5635).
 """
 
 from __future__ import annotations
@@ -23,21 +23,31 @@ class Call(Generic[Said]):
 
     do: makes it.
     seconds: its time limit.
-    heard: called with what it said, before anything else is done with it; never for one that took too long.
+    heard: called once with what it said, what it raised or a TimeoutError, before anything else is done with that.
     """
 
     do: Callable[[], Said]
     seconds: float
-    heard: Callable[[Said], None]
+    heard: Callable[[Said | BaseException], None]
 
 
 def in_time(calls: Sequence[Call[Said]], waiting: Callable[[Sequence[int]], None]) -> list[Said | BaseException]:
-    """Make the calls; return what each said, what it raised, or a TimeoutError.
+    """Make the calls; return what each said, what it raised, or a TimeoutError. Raises what `heard` raises.
 
     waiting: told the indices of the calls under way whenever they change.
     """
     found: dict[int, Said | BaseException] = {}
+    unheard: list[Exception] = []
     lock = threading.Lock()
+
+    def hear(number: int, said: Said | BaseException) -> None:
+        with lock:
+            if number not in found:
+                found[number] = said
+                try:
+                    calls[number].heard(said)
+                except Exception as error:  # the caller's, such as a full disk: in a thread nobody would see it
+                    unheard.append(error)
 
     def run(number: int) -> None:
         said: Said | BaseException
@@ -45,11 +55,7 @@ def in_time(calls: Sequence[Call[Said]], waiting: Callable[[Sequence[int]], None
             said = calls[number].do()
         except BaseException as error:  # SystemExit as well: an environment's end is not the run's
             said = error
-        with lock:
-            if number not in found:
-                if not isinstance(said, BaseException):
-                    calls[number].heard(said)
-                found[number] = said
+        hear(number, said)
 
     for start in range(0, len(calls), AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, len(calls)))
@@ -61,7 +67,8 @@ def in_time(calls: Sequence[Call[Said]], waiting: Callable[[Sequence[int]], None
         for number, thread in threads.items():
             waiting([one for one in numbers if one not in found])
             thread.join(max(0.0, began + calls[number].seconds - time.monotonic()))
-            with lock:
-                found.setdefault(number, TimeoutError(f"no answer within {calls[number].seconds:g} s"))
+            hear(number, TimeoutError(f"no answer within {calls[number].seconds:g} s"))
+        if unheard:
+            raise unheard[0]
     waiting([])
     return [found[number] for number in range(len(calls))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from surefoot.system.errors import Fault, InputError
 _KEYS = ("observation", "reward", "done", "reason")
 ROLES = ("user", "tool")
 _FIX = "docs/grpo.md says what an environment returns"
+
+
+class NotFinite(ValueError):
+    """A reward that is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ def reply_of(value: Any, role: str, name: str, *, opening: bool = False) -> Repl
     name: the environment's name, for faults.
     opening: it is what is said before the first answer.
 
-    Raises InputError for anything else.
+    Raises InputError for anything else, NotFinite for such a reward, UnicodeEncodeError for a text with half a
+    surrogate pair, which can neither be tokenised nor stored.
     """
     if not isinstance(value, Mapping):
         value = {"observation": value}
@@ -75,7 +81,10 @@ def reply_of(value: Any, role: str, name: str, *, opening: bool = False) -> Repl
         raise _wrong(name, f"returned done as {type(done).__name__}")
     if not (said or done or opening):
         raise _wrong(name, "returned neither an observation nor done: True")
-    return Reply(said, _reward(value.get("reward"), name), done, str(value.get("reason") or ""))
+    reason = str(value.get("reason") or "")
+    for text in (reason, *(part for message in said for part in message)):
+        text.encode()
+    return Reply(said, _reward(value.get("reward"), name), done, reason)
 
 
 def _message(one: Any, name: str) -> tuple[str, str, str]:
@@ -90,6 +99,8 @@ def _reward(given: Any, name: str) -> float | None:
         return None
     if not isinstance(number, numbers.Real):
         raise _wrong(name, f"returned a reward that is {type(number).__name__}")
+    if not math.isfinite(number):
+        raise NotFinite(f"a reward of {number}")
     return float(number)
 
 

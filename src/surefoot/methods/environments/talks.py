@@ -31,10 +31,10 @@ from surefoot.data.tokenize.turns import TurnMarks
 from surefoot.methods.environments.calls import Call, in_time
 from surefoot.methods.environments.opened import Environment, Episode
 from surefoot.methods.environments.recorded import Recorded, key_of
-from surefoot.methods.environments.replies import Reply, total
+from surefoot.methods.environments.replies import NotFinite, Reply, total
 from surefoot.methods.method import Notify
 from surefoot.methods.own_functions import one_line, place_in
-from surefoot.methods.rewards.answers import Outcome, Score, scored
+from surefoot.methods.rewards.answers import LOST, Outcome, Score, scored
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
@@ -42,9 +42,9 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError, Surefoot
 from surefoot.system.messages import first_few
 
 ENVIRONMENT = "environment"  # its name among the rewards
-_REPEATED, _RAISED, _TIMED_OUT = "environment_repeated", "environment_raised", "environment_timed_out"
+_REPEATED, _LOST = "environment_repeated", tuple(f"environment_{outcome}" for outcome in LOST)
 _TURNS, _OVER_TURNS, _OVER_TOKENS = "turns", "over_turns", "over_tokens"
-_SUMS = (_TURNS, _OVER_TURNS, _OVER_TOKENS, _REPEATED, _RAISED, _TIMED_OUT)
+_SUMS = (_TURNS, _OVER_TURNS, _OVER_TOKENS, _REPEATED, *_LOST)
 
 
 class _Changed(Exception):
@@ -103,6 +103,8 @@ class _Talk:
 
     @property
     def outcome(self) -> Outcome:
+        if isinstance(self.lost, NotFinite):
+            return "not_finite"
         return "timed_out" if isinstance(self.lost, TimeoutError) else "raised"
 
     @property
@@ -188,10 +190,11 @@ class Talks:
         for talk in talks:
             self._close(talk)
         self._tell_lost(talks, step)
-        sums = sum((talk.counts for talk in talks), Counter[str]())
+        scores = [one.score for one in talks]
+        sums = sum((talk.counts for talk in talks), Counter(f"environment_{one.outcome}" for one in scores))
         return Heard(
             [one.rollout for one in talks],
-            [one.score for one in talks],
+            scores,
             [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in talks],
             {name: sums[name] for name in _SUMS},
         )
@@ -249,7 +252,7 @@ class Talks:
                 talk.said += [] if text is None else [text]
             else:
                 talk.lost = reply
-                talk.end(limit=_TIMED_OUT if talk.outcome == "timed_out" else _RAISED)
+                talk.goes_on = False
 
     def _live(
         self, talks: Sequence[_Talk], texts: Sequence[str | None], places: Sequence[int], step: int, keys: Sequence[str]
@@ -263,11 +266,15 @@ class Talks:
             names = first_few([str(talks[number].name) for number in pending], 4)
             return f"the environment {self.environment.name} is asked for {len(pending)} answers (records {names})"
 
+        def keep(place: int, said: tuple[Episode, Reply] | BaseException) -> None:
+            if not isinstance(said, BaseException):
+                self.recorded.keep(step, keys[place], said[1])
+
         calls = [
             Call(
                 lambda talk=talk, text=text: self._call(talk, text),
                 self.seconds * (1 + (len(talk.heard) if talk.episode is None else 0)),
-                lambda said, place=place: self.recorded.keep(step, keys[place], said[1]),
+                lambda said, place=place: keep(place, said),
             )
             for talk, text, place in zip(talks, texts, places, strict=True)
         ]
@@ -311,10 +318,10 @@ class Talks:
         what = f"the environment raised {one_line(error)}"
         if isinstance(error, SurefootError):
             what = error.faults[0].what
-        if talk.outcome == "timed_out":
+        if talk.outcome != "raised":
             what = f"the environment gave {error}"
         if len(lost) == len(talks):
-            theirs = talk.outcome == "raised" and not isinstance(error, EnvironmentFault)
+            theirs = talk.outcome != "timed_out" and not isinstance(error, EnvironmentFault)
             fault = Fault(place_in(error, name), f"{what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
             raise (InputError if theirs else EnvironmentFault)(fault) from error
         self.notify(
@@ -334,7 +341,7 @@ def counted(sums: Mapping[str, float], answers: int) -> dict[str, float]:
     if not sums:
         return {}
     shares = {name: sums[name] / answers for name in (_TURNS, _OVER_TURNS, _OVER_TOKENS)}
-    return shares | {name: sums[name] for name in (_REPEATED, _RAISED, _TIMED_OUT) if sums[name]}
+    return shares | {name: sums[name] for name in (_REPEATED, *_LOST) if sums[name]}
 
 
 def episode_seed(seed: int, prompt: int) -> int:
