@@ -203,6 +203,24 @@ def test_an_optimizer_in_host_memory_leaves_the_device_its_products(decide):
     assert found.host == 16 * 8_030_261_248 + 3 * 4 * embedding
 
 
+def test_host_memory_keeps_as_much_aside_as_a_device(decide, monkeypatch):
+    """125.5 GiB of 128 would leave nothing for the system and Python: 0.9 x 128 - 1 = 114.2 are usable."""
+
+    def cautions(**host):
+        machine = dataclasses.replace(preset("a40"), **{name: size * GIB for name, size in host.items()})
+        monkeypatch.setattr(f"{__name__}.preset", lambda name: machine)
+        found = decide(adapter=None, parallel={"offload": "optimizer"}).cautions
+        monkeypatch.undo()
+        return [one for one in found if gives(one, "125.5")]
+
+    (caution,) = cautions(host=128)
+    assert all(gives(caution, one) for one in ("114.2", "128.0", "adamw_8bit"))
+    assert not cautions(host=141)
+    (caution,) = cautions(host=256, host_free=100)
+    assert gives(caution, "100.0")
+    assert not cautions(host=256, host_free=200)
+
+
 def test_host_memory_that_is_too_small_is_refused(decide, monkeypatch):
     machine = dataclasses.replace(preset("a40"), host=100 * GIB)
     monkeypatch.setattr(f"{__name__}.preset", lambda name: machine)

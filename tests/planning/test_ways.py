@@ -95,6 +95,18 @@ def test_host_memory_decides_too(planning):
     assert [way.keys["optim.name"] for way in offloaded] == ["adamw_8bit"]
 
 
+def test_host_memory_without_room_for_anything_else_is_no_way(planning, monkeypatch):
+    tight = replace(preset("a40"), host=128 * GIB)  # 114.2 GiB are usable
+
+    def optimizers():
+        ways, _, _ = planning(tight, **FULL)
+        return {way.keys.get("optim.name") for way in ways if way.plan.parallel.offload != "none"}
+
+    assert optimizers() == {"adamw_8bit"}
+    monkeypatch.setattr(module, "fits_host", lambda memory: True)
+    assert None in optimizers()
+
+
 def test_a_rate_by_hand(planning):
     """Offloaded, 16 micro-batches of 2 x 512 tokens, all of them learned: 6 FLOPs of each of 6,979,321,856 weights of
     layers and 525,336,576 of the head, and attention of 4,096 numbers in 32 layers, three times forward; 16 times the

@@ -185,6 +185,10 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
         what = f"needs {size_text(plan.host)} of host memory, but there are {size_text(plan.host_available)}"
         fix = "set optim.name: adamw_8bit, train an adapter, or leave it out"
         notes.refuse("parallel.offload", what, fix, NO_MEMORY)
+    elif not memory.fits_host(plan):
+        room = f"{size_text(memory.usable(plan.host_available or 0))} usable of {size_text(plan.host_available or 0)}"
+        advice = "set optim.name: adamw_8bit, or train an adapter"
+        notes.caution(f"{size_text(plan.host)} of host memory exceed the {room}; if the host runs out, {advice}")
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, but there are {size_text(plan.available)}"
         fix = "train an adapter, keep the base in 16 bits, or use a smaller model"

@@ -334,6 +334,11 @@ def fits(memory: MemoryPlan) -> bool:
     return memory.total <= usable(memory.available)
 
 
+def fits_host(memory: MemoryPlan) -> bool:
+    """Whether what lies in host memory fits there; true if it is unknown how much the host has."""
+    return not memory.host or memory.host_available is None or memory.host <= usable(memory.host_available)
+
+
 def base_bytes(work: Workload) -> int:
     """Bytes of another frozen copy of the base, stored like this one."""
     return 4 * work.parameters if work.adapter is None else _frozen_bytes(work)

@@ -168,7 +168,7 @@ def resolve(
         experts_frozen=None if ppo else _experts_frozen(config, model, work, tokens.added_rows),
     )
     reward = _reward(config, model, tokenizer, tokens, memory, parallel.engine.value, hardware, notes)
-    _check_free(memory, hardware, notes)
+    _check_free(memory, hardware, ranks.local, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
         raise InputError(notes.faults)
@@ -251,10 +251,17 @@ def _states(work: Workload, available: int) -> MemoryPlan:
     return forecast(work, examples=0, length=1, supervised=0.0, checkpointing=off, available=available)
 
 
-def _check_free(memory: MemoryPlan, hardware: Hardware, notes: Notes) -> None:
-    """Warn if less memory is free now than forecast. The plan itself uses total memory, so that it is reproducible."""
+def _check_free(memory: MemoryPlan, hardware: Hardware, ranks: int, notes: Notes) -> None:
+    """Warn if less memory is free now than forecast. The plan itself uses total memory, so that it is reproducible.
+
+    ranks: number of processes that share the host.
+    """
     if hardware.free is not None and memory.total > hardware.free:
         notes.caution(f"the forecast is {size_text(memory.total)}, but only {size_text(hardware.free)} are free now")
+    if hardware.host_free is not None and (host := ranks * memory.host) > hardware.host_free:
+        notes.caution(
+            f"{size_text(host)} of host memory are needed, but only {size_text(hardware.host_free)} are free now"
+        )
 
 
 def _compile(config: RunConfig, notes: Notes) -> Choice[str]:

@@ -22,7 +22,7 @@ from surefoot.config.schema import AdapterConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.memory import fits
+from surefoot.planning.memory import fits, fits_host
 from surefoot.planning.parallel import RanksFacts, holds_narrow
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, MODEL
@@ -158,7 +158,7 @@ def _fits(config: RunConfig, resolve: Resolve, gpus: int) -> RunPlan | None:
         plan = resolve(config, RanksFacts(gpus, gpus, requested=gpus > 1))
     except InputError:
         return None
-    return plan if fits(plan.memory) else None
+    return plan if fits(plan.memory) and fits_host(plan.memory) else None
 
 
 def _rate(

@@ -15,7 +15,7 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.measurements import LengthFacts, measurements_from_json
-from surefoot.planning.memory import fits
+from surefoot.planning.memory import fits, fits_host
 from surefoot.planning.notes import as_trained
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.ppo import Roles
@@ -94,7 +94,8 @@ def make_plan(
         if is_too_large(error):
             error.add_note(what_fits())
         raise
-    return plan if fits(plan.memory) else replace(plan, cautions=(*plan.cautions, what_fits()))
+    held = fits(plan.memory) and fits_host(plan.memory)
+    return plan if held else replace(plan, cautions=(*plan.cautions, what_fits()))
 
 
 def _roles(config: RunConfig, base: Path) -> Roles:

@@ -72,6 +72,7 @@ class Hardware:
     free: int | None = None
     flash_attention_2: bool | None = None
     host: int | None = None  # bytes of host memory beside an accelerator's own; None: unknown, or a CPU
+    host_free: int | None = None  # bytes of it currently unused
     packages: tuple[str, ...] = ()
     holes: Holes = "none"  # CPU: fragmentation by the C library, see `surefoot.system.allocator`
 
@@ -138,12 +139,14 @@ def detect() -> Hardware:
     flash = "flash_attn_2" in packages
     if torch.cuda.is_available():
         device = torch.cuda.current_device()
+        total, unused = host_memory()
         properties = torch.cuda.get_device_properties(device)
         found = _nvidia(properties.name, 0, (properties.major, properties.minor), threads)
         return replace(
             found,
             memory=properties.total_memory,
-            host=host_memory()[0],
+            host=total,
+            host_free=unused,
             preset=False,
             free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=flash,
