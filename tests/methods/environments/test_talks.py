@@ -93,10 +93,13 @@ class World:
 
     def __init__(self, marks: TurnMarks, folder: Path, kind: type, *, turns: int = 4, seconds: float = 30.0):
         self.told: list[str] = []
+        self.anywhere = bool  # of the only rank
         self.marks, self.folder, self.turns, self.seconds = marks, folder, turns, seconds
         self.environment = environment_of(kind)
 
-    def hold(self, engine: Engine, count: int = 6, *, seed: int = 5, step: int = 1, limit: int = LIMIT):
+    def hold(
+        self, engine: Engine, count: int = 6, *, seed: int = 5, step: int = 1, limit: int = LIMIT, needed: bool = True
+    ):
         def notify(sentence, *, caution=True):
             self.told.append(sentence)
 
@@ -107,13 +110,13 @@ class World:
             self.turns,
             self.seconds,
             Recorded(self.folder, 0, 0),
-            bool,
+            self.anywhere,
             Waits(notify),
             notify,
         )
         places = range(count)
         asked = Asked([(1, 2, 3)] * count, [{"n": one} for one in places], list(places), [7] * count, places)
-        return talks.hold(engine, asked, Decoding(limit, frozenset({STOP}), 0, 1.0, seed=seed), step)
+        return talks.hold(engine, asked, Decoding(limit, frozenset({STOP}), 0, 1.0, seed=seed), step, needed=needed)
 
 
 def check_ids(heard, engine: Engine) -> None:
@@ -196,7 +199,7 @@ def test_what_is_said_first_is_part_of_the_prompt_and_takes_of_its_room(marks, t
     talks = Talks(
         world.environment, marks, marks.encoder.tokenizer, 4, 30.0, Recorded(tmp_path, 0, 0), bool, Waits(print), print
     )
-    heard = talks.hold(engine, asked, Decoding(LIMIT, frozenset({STOP}), 0, 1.0), 1)
+    heard = talks.hold(engine, asked, Decoding(LIMIT, frozenset({STOP}), 0, 1.0), 1, needed=True)
     check_ids(heard, engine)
     for number, one in enumerate(heard.answers):
         assert f"Go.\n\nnumber {number} of 7" in marks.encoder.tokenizer.decode(one.prompt)
@@ -326,6 +329,30 @@ def test_one_that_answers_nothing_ends_the_run(marks, tmp_path):
         World(marks, tmp_path, Broken).hold(Engine(stops=1.0))
     assert "ZeroDivisionError" in caught.value.faults[0].what
     assert caught.value.exit_code == 2
+
+
+class Dead(Counting):
+    def step(self, answer):
+        raise ZeroDivisionError("by zero")
+
+
+def test_a_redraw_or_an_evaluation_that_is_lost_is_counted_alone(marks, tmp_path):
+    world = World(marks, tmp_path, Dead)
+    heard = world.hold(Engine(stops=1.0), 2, needed=False)
+    assert [one.outcome for one in heard.scores] == ["raised"] * 2
+    assert len(world.told) == 1
+
+
+def test_all_ranks_decide_together_whether_nothing_is_left(marks, tmp_path):
+    """A rank whose own answers are all lost goes on if another's are not; one without answers ends with the others."""
+    world = World(marks, tmp_path, Dead)
+    theirs = iter([True, False, True])  # the other rank has a turn to draw, has none, has a score
+    world.anywhere = lambda own: next(theirs) or own
+    heard = world.hold(Engine(stops=1.0), 2)
+    assert [one.outcome for one in heard.scores] == ["raised"] * 2
+    theirs = iter([True, False, False])
+    with raises_fault("SF-ENVIRONMENT", "own.py:Own"):
+        world.hold(Engine(stops=1.0), 0)
 
 
 @pytest.mark.parametrize(

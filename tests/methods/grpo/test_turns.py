@@ -106,8 +106,8 @@ def test_what_learns_finds_the_tokens_as_likely_as_when_they_were_drawn(world, m
 def test_twin_other_ids_than_the_engine_saw_are_found_out(world, monkeypatch):
     real = Talks.hold
 
-    def changed(self, *arguments):
-        heard = real(self, *arguments)
+    def changed(self, *arguments, **more):
+        heard = real(self, *arguments, **more)
         return replace(heard, answers=[_with_other_words(one) for one in heard.answers])
 
     monkeypatch.setattr(Talks, "hold", changed)
@@ -263,3 +263,18 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(world, changes, code):
     assert done.exit_code == 2, done.output
     assert code in done.output
     assert not (world / "run" / "trainer_log.jsonl").exists()
+
+
+def test_an_evaluation_that_the_environment_loses_does_not_end_the_run(world):
+    (world / "tool.py").write_text(
+        TOOL.replace("self.turns += 1", "self.turns += 1 // (self.own != 'held out')").replace(
+            "self.turns = 0", "self.turns, self.own = 0, record['answer']"
+        )
+    )
+    (world / "held.jsonl").write_text(json.dumps({"prompt": "Say number 5.", "answer": "held out"}) + "\n")
+    config = config_of(world, "run", eval_answers=2)
+    config["data"]["eval"] = str(world / "held.jsonl")
+    config |= {"duration": "2 steps", "eval_every": "1 steps"}
+    assert len(run(config)) == 2
+    events = (Path(config["output"]) / "events.jsonl").read_text()
+    assert "ZeroDivisionError" in events

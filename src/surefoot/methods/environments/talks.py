@@ -11,8 +11,8 @@ An answer ends where the environment says done; where a turn has no end (`max_ne
 leaves no room for another token; and after `turns` turns. Only the first is an end, the others are limits.
 
 A call that raises or takes too long is made once more in a new episode, to which what was said before is said again. If
-that fails too, the answer has no score: it is left out and counted, as one whose reward failed. If no answer of a
-rollout could be talked through, the run ends.
+that fails too, the answer has no score: it is left out and counted, as one whose reward failed. If that is so for all
+answers of a step's rollout, on all ranks, the run ends.
 """
 
 from __future__ import annotations
@@ -162,12 +162,13 @@ class Talks:
     waits: Waits
     notify: Notify
 
-    def hold(self, rollouts: Rollouts, asked: Asked, decoding: Decoding, step: int) -> Heard:
-        """Answer. Every rank must call it, with prompts or without. Raises InputError or EnvironmentFault where the
-        environment answers none of them.
+    def hold(self, rollouts: Rollouts, asked: Asked, decoding: Decoding, step: int, *, needed: bool) -> Heard:
+        """Answer. Every rank must call it, with prompts or without.
 
         decoding: max_new_tokens are those of all turns, and of what the environment says, together.
         step: that the answers are for.
+        needed: whether to raise InputError or EnvironmentFault, on every rank, if the environment failed for all
+            answers of all ranks.
         """
         talks = [
             _Talk(place, record, name, seed, tuple(prompt), decoding.max_new_tokens)
@@ -189,7 +190,8 @@ class Talks:
             turn += 1
         for talk in talks:
             self._close(talk)
-        self._tell_lost(talks, step)
+        everywhere = needed and not self.anywhere(any(talk.lost is None for talk in talks))
+        self._tell_lost(talks, step, everywhere)
         scores = [one.score for one in talks]
         sums = sum((talk.counts for talk in talks), Counter(f"environment_{one.outcome}" for one in scores))
         return Heard(
@@ -308,9 +310,12 @@ class Talks:
             in_time([Call(talk.episode.close, self.seconds, lambda said: None)], lambda numbers: None)
         talk.episode = None
 
-    def _tell_lost(self, talks: Sequence[_Talk], step: int) -> None:
-        """One line for the answers that the environment lost. Raises if these are all."""
+    def _tell_lost(self, talks: Sequence[_Talk], step: int, everywhere: bool) -> None:
+        """One line for the answers that the environment lost. everywhere: raise, since all of all ranks are lost."""
         lost = [(talk, talk.lost) for talk in talks if talk.lost is not None]
+        if everywhere and not lost:
+            what = "the environment failed for each answer of the other ranks"
+            raise EnvironmentFault(Fault(self.environment.name, what, "see their lines", code="SF-ENVIRONMENT"))
         if not lost:
             return
         talk, error = lost[0]
@@ -320,7 +325,7 @@ class Talks:
             what = error.faults[0].what
         if talk.outcome != "raised":
             what = f"the environment gave {error}"
-        if len(lost) == len(talks):
+        if everywhere:
             theirs = talk.outcome != "timed_out" and not isinstance(error, EnvironmentFault)
             fault = Fault(place_in(error, name), f"{what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
             raise (InputError if theirs else EnvironmentFault)(fault) from error

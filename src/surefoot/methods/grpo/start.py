@@ -252,6 +252,7 @@ class _Cycle:
             top_p=grpo.top_p,
             top_k=grpo.top_k or 0,
             seed=seed,
+            needed=not attempt,
         )
         if grpo.correction != "none" and bool((rollout.drawn.isnan() & rollout.real).any()):
             what = "corrects by log-probabilities of the engine that draws, which does not tell them"
@@ -316,11 +317,13 @@ class _Cycle:
         top_p: float = 1.0,
         top_k: int = 0,
         seed: int = 0,
+        needed: bool = False,
     ) -> tuple[GroupRollout, list[dict[str, Any]]]:
         """Generate and score answers; also return each answer's record for the run folder.
 
         step: that they are for.
         where: index of each prompt in the data.
+        needed: see `Talks.hold`.
         """
         engine, tokens = self.loaded.engine, self.run.plan.tokenizer
         most = self.run.config.grpo.max_new_tokens
@@ -341,7 +344,7 @@ class _Cycle:
                     [episode_seed(seed, where[place]) for place in places],
                     places,
                 )
-                heard = self.talks.hold(self.engine.rollouts, asked, decoding, step)
+                heard = self.talks.hold(self.engine.rollouts, asked, decoding, step, needed=needed)
         written = heard.answers
         with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
             answers = answers_of_all(prompts.ids, written, places, engine.totals)
