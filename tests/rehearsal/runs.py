@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 import surefoot
 from helpers import pretend_gpu
 from helpers.experts import moe_model
 from helpers.seeing import picture, seeing
 from helpers.tiny_models import tiny_llama
+from surefoot.commands.main import main
 from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES
 from surefoot.training import loop
 
@@ -114,8 +117,29 @@ def _make_graders(folder: Path) -> None:
     (folder.parent / "graded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def _make_teacher(folder: Path) -> None:
+    tiny_llama(folder, seed=1, layers=3)
+
+
+def _make_taught(folder: Path) -> None:
+    """What a teacher says, stored."""
+    if not (folder.parent / "teacher").exists():
+        make("teacher", folder.parent)
+    config = config_of(folder.parent, "unused", "distill", distill={"teacher": str(folder.parent / "teacher")})
+    path = folder.parent / "teach.yaml"
+    path.write_text(yaml.safe_dump(config))
+    found = CliRunner().invoke(main, ["teach", str(path), "--out", str(folder), "--top", "8"])
+    assert found.exit_code == 0, found.output
+
+
 # Folders of a world that few cases need.
-_MADE: dict[str, Callable[[Path], None]] = {"experts": _make_experts, "eye": _make_eye, "judge": _make_graders}
+_MADE: dict[str, Callable[[Path], None]] = {
+    "experts": _make_experts,
+    "eye": _make_eye,
+    "judge": _make_graders,
+    "teacher": _make_teacher,
+    "taught": _make_taught,
+}
 
 
 def make(name: str, world: Path) -> None:
@@ -203,6 +227,8 @@ CASES = {
     },
     "experts-lora": BF16 | {"needs": "experts", "model": "WORLD/experts", "adapter": {"kind": "lora", "rank": 8}},
     "experts-full": BF16 | {"needs": "experts", "model": "WORLD/experts", "adapter": None},
+    "distill": BF16 | {"stage": "distill", "needs": "teacher", "distill": {"teacher": "WORLD/teacher"}},
+    "distill-stored": BF16 | {"stage": "distill", "needs": "taught", "distill": {"teacher": "WORLD/taught"}},
     "images": BF16 | {"needs": "eye", "records": "pictures", "model": "WORLD/eye"},
     "images-trained": BF16
     | {

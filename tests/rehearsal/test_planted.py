@@ -25,6 +25,7 @@ from rehearsal.runs import (
 from surefoot.data.batching import batch
 from surefoot.kernels import packed_attention
 from surefoot.methods import preference
+from surefoot.methods.distill import stored, task
 from surefoot.methods.losses import logprobs
 from surefoot.models import bos, forward, value_head
 from surefoot.report.verification import compare_folders
@@ -139,10 +140,24 @@ def documents_that_wait(patch: Patch) -> None:
     patch.setattr(forward, "documents_of", documents_of)
 
 
-@pytest.mark.parametrize(
-    ("case", "plant"),
-    representatives([("lora", read_in_the_loss), ("packed", documents_that_wait)], ("lora", read_in_the_loss)),
-)
+def digests_on_the_device(patch: Patch) -> None:
+    """Of the examples whose teacher's distributions are stored."""
+    patch.setattr(task, "digested", lambda rows: rows)
+
+
+def distributions_that_wait(patch: Patch) -> None:
+    patch.setattr(stored, "_sent", lambda tensor, device: tensor.to(device))
+
+
+WAITS = [
+    ("lora", read_in_the_loss),
+    ("packed", documents_that_wait),
+    ("distill-stored", digests_on_the_device),
+    ("distill-stored", distributions_that_wait),
+]
+
+
+@pytest.mark.parametrize(("case", "plant"), representatives(WAITS, ("lora", read_in_the_loss)))
 def test_a_wait_more_is_named(world, case, plant):
     config, how = started(world, case, plant.__name__)
     with Patch.context() as patch:

@@ -14,7 +14,6 @@ from those of a reference in memory. They are the same in every step and after e
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +28,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, in_rows, unpacked
+from surefoot.data.batching import digests
+from surefoot.data.batching.batch import Batch, unpacked
+from surefoot.data.batching.digests import row_digests
 from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
@@ -156,7 +157,6 @@ def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     return {name: backend.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
 
 
-_DIGEST = 16  # bytes
 _CHECKED = 4  # answers computed again to verify a cache
 _EVERY = 20.0  # seconds between progress messages
 # Same weights and ids in other batches: fp32 sums in another order, 16-bit products with other rounding.
@@ -238,7 +238,7 @@ def _computed(
         if engine.rank < len(round_of):
             shared[places[engine.rank] : places[engine.rank + 1]] = found.cpu().numpy()
         values += engine.totals(shared.tolist())
-        keys += [key for batch in round_of for key in _digests(batch)]
+        keys += [key for batch in round_of for key in row_digests(batch)]
         if time.monotonic() - notified >= _EVERY:
             notified = time.monotonic()
             notify(f"reference: {len(values):,} of {total:,} answers")
@@ -283,7 +283,7 @@ def _checked(
     (rows,) = all_example_batches(few, Layout(plan.tokenizer.pad_id))
     expected = _run(loaded, base(), rows).tolist()
     tolerance = _TOLERANCE[plan.precision.compute.value]
-    for key, value in zip(_digests(rows), expected, strict=True):
+    for key, value in zip(row_digests(rows), expected, strict=True):
         if key not in known or abs(known[key] - value) > tolerance * max(1.0, abs(value)):
             notify("reference: what the cache holds is not what the base gives; computing it again")
             return None
@@ -294,18 +294,8 @@ def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
     """Look up rows. Empty rows get zeros: they have no weight, and their lengths are unknown."""
     if not rows.lengths:
         return torch.zeros(rows.sequences, device=rows.input_ids.device)
-    found = [known[key] for key in _digests(rows)]
+    found = [known[key] for key in row_digests(rows)]
     return torch.tensor(found, dtype=torch.float32, device=rows.input_ids.device)
-
-
-def _digests(rows: Batch) -> list[bytes]:
-    """Digest of each row's ids and which are supervised, in packed or padded rows."""
-    ids, targets = (in_rows(one, rows).cpu().numpy() for one in (rows.input_ids, rows.targets))
-    found = []
-    for row, length in enumerate(rows.lengths):
-        content = ids[row, :length].tobytes() + targets[row, :length].tobytes()
-        found.append(hashlib.blake2b(content, digest_size=_DIGEST).digest())
-    return found
 
 
 def _read(folder: Path) -> dict[bytes, float] | None:
@@ -322,7 +312,7 @@ def _read(folder: Path) -> dict[bytes, float] | None:
 
 def _write(folder: Path, known: Mapping[bytes, float]) -> None:
     with durable.staged_folder(folder, replace=True) as staging:
-        np.save(staging / _KEYS, np.frombuffer(b"".join(known), dtype=np.uint8).reshape(-1, _DIGEST))
+        np.save(staging / _KEYS, np.frombuffer(b"".join(known), dtype=np.uint8).reshape(-1, digests.SIZE))
         np.save(staging / _VALUES, np.array(list(known.values()), dtype=np.float32))
         sha256 = {name: durable.sha256_file(staging / name) for name in (_KEYS, _VALUES)}
         durable.write_json(staging / _META, {"sha256": sha256})

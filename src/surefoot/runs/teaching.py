@@ -13,6 +13,7 @@ from surefoot.kernels.divergence import Likeliest, Whole
 from surefoot.methods.distill.stored import StoredFacts, Writer, write_facts
 from surefoot.methods.distill.teacher import KEY, open_alone
 from surefoot.methods.losses.distill import POSITIONS
+from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.table import functions_of
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
@@ -57,7 +58,8 @@ def teach(
             )
             for batch in batches:
                 with torch.no_grad(), alone.context():
-                    known = alone.teacher(batch.to(alone.device))
+                    rows = batch.to(alone.device)
+                    known = alone.teacher(rows, supervised_places(rows)[0])
                     assert isinstance(known, Whole)
                     words = known.words
                     writer.add(batch, likeliest(known, top, config.distill.temperature))

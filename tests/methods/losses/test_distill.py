@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from helpers.architectures import LLAMA, build
 from surefoot.data.batching.batch import DrawnBatch, Example
 from surefoot.data.batching.loader import Layout, to_batch
+from surefoot.methods.distill import teacher as teachers
 from surefoot.methods.distill.teacher import teacher_of
+from surefoot.methods.losses import distill as losses
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
-from surefoot.methods.losses.sft import supervised_logits
+from surefoot.methods.losses.sft import supervised_logits, supervised_places
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.packing import packed_attention
 
@@ -83,8 +85,9 @@ def test_twin_a_teacher_of_other_rows_is_seen(student, other):
     teacher = teacher_of(other, 320)
     wanted = measured(student, distill_objective(HOW, teacher), batch)
 
-    def shifted(rows):
-        return teacher(to_batch(examples()[::-1], Layout(0)))
+    def shifted(rows, places):
+        other_rows = to_batch(examples()[::-1], Layout(0))
+        return teacher(other_rows, supervised_places(other_rows)[0])
 
     assert apart(wanted, measured(student, distill_objective(HOW, shifted), batch)) > 1e-3
 
@@ -115,6 +118,20 @@ def test_an_evaluation_tells_the_cross_entropy_and_the_agreement(student, other)
         float(found.sums["divergence"]) + HOW.sft * float(found.sums["cross_entropy"]), rel=1e-5
     )
     assert objective(student, batch).sums.keys() == {"divergence"}
+
+
+def test_learned_tokens_are_found_once_and_before_the_teacher_runs(student, other, monkeypatch):
+    """On a GPU the host waits for them, so not while a teacher's forward pass is queued."""
+    seen, teacher = [], teacher_of(other, 320)
+    for module in (losses, teachers):
+        monkeypatch.setattr(module, "supervised_places", lambda rows: seen.append("places") or supervised_places(rows))
+
+    def watched(rows, places):
+        seen.append("teacher")
+        return teacher(rows, places)
+
+    distill_objective(HOW, watched)(student, to_batch(examples(), Layout(0)))
+    assert seen == ["places", "teacher"]
 
 
 def test_the_stand_in_moves_every_part_of_the_student(student):

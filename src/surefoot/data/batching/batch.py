@@ -74,6 +74,7 @@ class Batch:
         without padding (`pack`) and do not attend to each other. Empty if every example has its own row.
     pixels: per example, the tensors of its pictures for the model's forward; empty if no example has pictures.
     seen: [B, T] int32, 1 at the positions of picture features; None if there are no pixels.
+    digests: of the examples, in hexadecimal, where `digests.digested` has added them; empty otherwise.
     """
 
     input_ids: torch.Tensor
@@ -85,6 +86,7 @@ class Batch:
     documents: tuple[int, ...] = ()
     pixels: tuple[Pixels, ...] = ()
     seen: torch.Tensor | None = None
+    digests: tuple[str, ...] = ()
 
     @property
     def rows(self) -> Batch:
@@ -291,7 +293,7 @@ def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
         for row in (batch.input_ids, batch.targets)
     )
     documents = tuple(batch.documents[place] for place in places)
-    part = replace(batch, input_ids=ids, targets=targets, documents=documents)
+    part = replace(batch, input_ids=ids, targets=targets, documents=documents, digests=())
     if not batch.lengths:  # a blank batch
         return part
     examples = tuple(batch.examples[place] for place in places)

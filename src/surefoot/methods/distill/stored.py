@@ -2,9 +2,9 @@
 
 A folder has `teacher.json` and safetensors files. For each learned token of each example, in order: the K likeliest
 tokens of the teacher there, their log-probabilities at the temperature, and the logarithm of the probability of all
-others ("the rest"), which is computed from all logits, not as 1 minus the others. An example is found by a digest of
-its token ids and of which are learned, so nothing can pair a position with another's distribution: with another
-template, tokenizer, length or record there is none, and the run is refused before step 1.
+others ("the rest"), which is computed from all logits, not as 1 minus the others. An example is found by its digest, so
+nothing can pair a position with another's distribution: with another template, tokenizer, length or record there is
+none, and the run is refused before step 1.
 
 Bytes per learned token: 8 K + 4.
 
@@ -13,19 +13,19 @@ Shapes: E examples of a file, N learned tokens of them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from surefoot.data.batching.batch import Batch, Example, in_rows, next_tokens
+from surefoot.data.batching import digests
+from surefoot.data.batching.batch import Batch, Example, in_rows
+from surefoot.data.batching.digests import example_digest, row_digests
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json
 from surefoot.kernels.divergence import Known, Likeliest
@@ -35,7 +35,6 @@ from surefoot.system.errors import Fault, InputError
 
 META = "teacher.json"
 _CODE = "SF-TEACHER"
-_DIGEST = 16  # bytes
 _SHARD = 256 << 20  # bytes of a file
 
 
@@ -75,20 +74,6 @@ def read_facts(path: str, key: str) -> StoredFacts:
         raise InputError(Fault(key, what, "run it again", code=_CODE)) from None
 
 
-def example_digest(example: Example) -> bytes:
-    """Digest of the ids and of which are learned; the same as `_row_digests` finds in a batch."""
-    return _digest(example.ids.astype(np.int64), next_tokens(example).astype(np.int64))
-
-
-def _row_digests(rows: Batch) -> list[bytes]:
-    ids, targets = (in_rows(one, rows).cpu().numpy() for one in (rows.input_ids, rows.targets))
-    return [_digest(ids[row, :length], targets[row, :length]) for row, length in enumerate(rows.lengths)]
-
-
-def _digest(ids: np.ndarray, targets: np.ndarray) -> bytes:
-    return hashlib.blake2b(ids.tobytes() + targets.tobytes(), digest_size=_DIGEST).digest()
-
-
 class Writer:
     """Collects what a teacher says of batches, and writes it into `folder`, a file for each 256 MiB."""
 
@@ -104,7 +89,7 @@ class Writer:
         """known: at the supervised positions of the rows, in order. An example that is there already is left out."""
         counts = [int(number) for number in in_rows(rows.targets >= 0, rows).sum(dim=1)]
         parts = zip(*(one.cpu().split(counts) for one in (known.tokens, known.logprobs, known.rest)), strict=True)
-        for digest, part in zip(_row_digests(rows), parts, strict=True):
+        for digest, part in zip(row_digests(rows), parts, strict=True):
             if digest in self._seen:
                 continue
             self._seen.add(digest)
@@ -150,9 +135,9 @@ def _places(folder: Path, facts: StoredFacts) -> dict[bytes, _Place]:
     found: dict[bytes, _Place] = {}
     for name in facts.files:
         file = safe_open(folder / name, framework="pt")
-        digests, ends = file.get_tensor("digests").numpy().tobytes(), file.get_tensor("ends").tolist()
+        of_all, ends = file.get_tensor("digests").numpy().tobytes(), file.get_tensor("ends").tolist()
         for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            found[digests[number * _DIGEST : (number + 1) * _DIGEST]] = _Place(file, begin, end)
+            found[of_all[number * digests.SIZE : (number + 1) * digests.SIZE]] = _Place(file, begin, end)
     return found
 
 
@@ -190,17 +175,22 @@ def open_stored(path: str, key: str) -> Teacher:
     facts = read_facts(path, key)
     places = _places(Path(path), facts)
 
-    def teacher(rows: Batch) -> Known:
+    def teacher(rows: Batch, learned: torch.Tensor) -> Known:
         if not rows.lengths:  # a blank batch, of no weight
-            return stand_in(rows)
-        found = [places[digest] for digest in _row_digests(rows)]
+            return stand_in(rows, learned)
+        found, device = [places[digest] for digest in row_digests(rows)], rows.input_ids.device
         tokens, logprobs, rest = (
-            torch.cat([one.file.get_slice(name)[one.begin : one.end] for one in found]).to(rows.input_ids.device)
+            _sent(torch.cat([one.file.get_slice(name)[one.begin : one.end] for one in found]), device)
             for name in ("tokens", "logprobs", "rest")
         )
         return Likeliest(tokens.long(), logprobs, rest, facts.words)
 
     return teacher
+
+
+def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy without waiting for the device. From pageable memory, large copies wait for their turn in a staging area."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _examples(data: Sequence[TokenisedDataset]) -> Iterator[Example]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.loader import all_example_batches, example_batches
+from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.digests import digested
+from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.distill.drawing import Drawing, check_prompts
 from surefoot.methods.distill.stored import check_stored, is_stored, open_stored
@@ -55,7 +60,18 @@ def settings_of(config: RunConfig) -> DistillSettings:
 def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of the data under a plan; `start_distill` gives it the teacher."""
     objective = distill_objective(settings_of(config), stand_in)
+    if is_stored(str(config.distill.teacher)):
+        return task_of_items(objective, config, plan, data, _digested_batches, _all_digested_batches)
     return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
+
+
+def _digested_batches(dataset: TokenisedDataset, indices: np.ndarray, layout: Layout) -> list[Batch]:
+    """Like `example_batches`. Made here, off the device, the digests cost no step a wait."""
+    return [digested(rows) for rows in example_batches(dataset, indices, layout)]
+
+
+def _all_digested_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
+    return map(digested, all_example_batches(dataset, layout))
 
 
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:

@@ -202,9 +202,10 @@ def teacher_of(
     plain = not head_obstacle(model)
     words = min(rows, causal_model(model).config.get_text_config().vocab_size)
 
-    def teacher(batch: Batch) -> Whole:
+    def teacher(batch: Batch, places: torch.Tensor) -> Whole:
         own = batch if pad_id is None else unpacked(batch, pad_id)
-        places, _ = supervised_places(own)
+        if own is not batch:
+            places, _ = supervised_places(own)
         with inference_mode(model), use():
             if not plain:
                 return Whole(None, None, logits_at(model, own, places), words)

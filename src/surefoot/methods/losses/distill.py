@@ -28,7 +28,8 @@ from surefoot.training.objective import LossSum, Objective
 
 POSITIONS = 256  # compared at once where the student's logits exist already
 
-Teacher = Callable[[Batch], Known]  # rows on the student's device -> at their supervised positions, in order
+# Rows on the student's device, and their `supervised_places` -> what is known there.
+Teacher = Callable[[Batch, torch.Tensor], Known]
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,18 @@ class DistillSettings:
 def distill_objective(settings: DistillSettings, teacher: Teacher) -> Objective:
     """Return the objective.
 
-    sums: "divergence" where the loss has another part; "own_tokens", those of drawn answers, where there are some. In
-    evaluation also "cross_entropy", "correct" (targets that are
-    the student's likeliest tokens) and "agreement" (the teacher's likeliest tokens that are).
+    sums: "divergence" where the loss has another part; "own_tokens", learned tokens of drawn answers, where there are
+        some. In evaluation also "cross_entropy"; "correct", targets that are the student's likeliest token; and
+        "agreement", positions where that is also the teacher's.
     """
 
     def objective(model: nn.Module, batch: Weighted) -> LossSum:
         rows, measures = batch.rows, not torch.is_grad_enabled()
         sft = 0.0 if isinstance(batch, DrawnBatch) else settings.sft
-        known = teacher(rows)  # first: what it needs while it runs is free again when the student's activations exist
+        # First: the index needs a host sync on a GPU, and the queue is shortest before the two forward passes. Then the
+        # teacher: what it needs while it runs is free again when the student's activations exist.
         places, targets = supervised_places(rows)
+        known = teacher(rows, places)
         loss = Distillation(
             known, targets, beta=settings.beta, temperature=settings.temperature, sft=sft, measures=measures
         )
@@ -77,8 +80,8 @@ def distill_objective(settings: DistillSettings, teacher: Teacher) -> Objective:
     return objective
 
 
-def stand_in(rows: Batch) -> Known:
+def stand_in(rows: Batch, places: torch.Tensor) -> Known:
     """A `Teacher` that gives every target a half. Fast paths are compared with it before the run's own is there."""
-    _, targets = supervised_places(rows)
+    targets = rows.targets.flatten().index_select(0, places)
     half = torch.full((len(targets),), 0.5, device=targets.device).log()
     return Likeliest(targets.unsqueeze(1), half.unsqueeze(1), half)
