@@ -173,7 +173,7 @@ def test_train_recognises_the_file(server, written, tmp_path):
     path, log, output = written(), tmp_path / "log.txt", tmp_path / "out"
     assert server.run(["train", str(path)], log, None) == 0, log.read_text()
     said = log.read_text()
-    assert said.startswith("config of LLaMA-Factory, translated; ")
+    assert said.startswith("settings of LLaMA-Factory, translated; ")
     assert f"surefoot translate {path} shows them" in said
     for line in ("training example:", "label_ids:", "Training completed successfully!"):
         assert f"\n{line}\n" in said

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.commands.terminal import echo
+from surefoot.system.errors import Fault, InputError
+
 if TYPE_CHECKING:
     from surefoot.interop.launch import Command, Options
     from surefoot.interop.takeover import Session, Taken
@@ -19,21 +22,31 @@ def translate_script(
     from surefoot.interop.takeover import Session
 
     with Session(words, command) as session:
-        return translated(session, command, options, own, dropped)[1]
+        return translated(session, command, options, own, dropped, None)[1]
 
 
 def translated(
-    session: Session, command: Command, options: Options, own: Sequence[str], dropped: Sequence[str]
+    session: Session, command: Command, options: Options, own: Sequence[str], dropped: Sequence[str], mode: str | None
 ) -> tuple[Taken, Translation, Path]:
-    """Return what was handed over, its translation, and the config file written beside it."""
+    """Return what was handed over, its translation, and the config file written beside it.
+
+    mode: "resume", "overwrite" or None.
+    """
     from surefoot.interop.draft import with_overrides
-    from surefoot.interop.takeover import translation_of
+    from surefoot.interop.takeover import check_taken, translation_of
     from surefoot.interop.translation import as_yaml, in_processes
     from surefoot.system import durable
 
     taken = session.taken()
-    found = translation_of(taken, command, options, dropped)
+    check_taken(taken, command.program, dropped)
+    taken, changed = taken.settled(mode)
+    if changed:
+        echo(f"caution: the script now hands over other {', '.join(changed)}; the run goes on with what it began with")
+    found = translation_of(taken, command, options)
     found = with_overrides(in_processes(found, command.processes, command.engine), own)
+    if found.config.get("adapter", {}).get("publish", "adapter") != "adapter":
+        fix = "leave it out; surefoot export merges the adapter afterwards"
+        raise InputError(Fault("adapter.publish", "must be adapter: the script goes on with it", fix, "SF-USE-FLAG"))
     path = taken.folder / "surefoot.yaml"
     durable.write_text(path, as_yaml(found))
     return taken, found, path

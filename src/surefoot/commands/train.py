@@ -124,14 +124,16 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: boo
     if translation.command != "train":
         advice = f"`surefoot translate {config}` prints the command"
         raise click.UsageError(f"{config} is for {translation.command}, not for training; {advice}")
-    return train_translation(translation, given, read_from=config)
+    return train_translation(translation, given, f"surefoot translate {config}")
 
 
-def train_translation(translation: Translation, flags: TrainFlags, read_from: Path | None = None) -> int:
+def train_translation(
+    translation: Translation, flags: TrainFlags, account: str = "surefoot translate -- COMMAND"
+) -> int:
     """Train from another tool's config or command.
 
     flags: values that are None are taken from the translated arguments.
-    read_from: the config file that was recognised, None for a command.
+    account: what shows the account of its settings, a command or a file.
     """
     words = translation.arguments
     translated = {
@@ -141,27 +143,23 @@ def train_translation(translation: Translation, flags: TrainFlags, read_from: Pa
         "time_every": int(_value_after("--time-every", words) or 0) or None,
     }
     flags = replace(flags, **{name: value for name, value in translated.items() if getattr(flags, name) is None})
-    return _check_or_launch(checked(translation), flags, translation, read_from)
+    return _check_or_launch(checked(translation), flags, translation, account)
 
 
 def _value_after(flag: str, words: Sequence[str]) -> str | None:
     return words[words.index(flag) + 1] if flag in words else None
 
 
-def _check_or_launch(
-    config: RunConfig, flags: TrainFlags, origin: Translation | None = None, read_from: Path | None = None
-) -> int:
+def _check_or_launch(config: RunConfig, flags: TrainFlags, origin: Translation | None = None, account: str = "") -> int:
     """Return the exit code. origin: the translation, if another tool's config or command was read."""
     if flags.check is not None:
         return check_run(config, flags.check, origin)
     mode = flags.mode or "new"
     with _explained_interruption(Path(config.output), mode):
-        return _launch(config, mode, flags, origin, read_from)
+        return _launch(config, mode, flags, origin, account)
 
 
-def _launch(
-    config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translation | None, read_from: Path | None
-) -> int:
+def _launch(config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translation | None, account: str) -> int:
     if config.parallel.engine == "deepspeed" and not flags.dry_run:
         require_deepspeed()  # before anything is planned, read or started
     launch = process.find_launch()
@@ -171,7 +169,7 @@ def _launch(
 
         console = open_console(stream, process.terminal_wishes(), full=flags.full or flags.dry_run)
         if origin is not None:
-            console.say(_read_as(origin, read_from))
+            console.say(_read_as(origin, account))
         commits = None
         if launch is None:  # otherwise the launcher or rank 0 has already done both
             from surefoot.report.library_messages import captured_libraries
@@ -234,11 +232,10 @@ def _typed(origin: Translation | None) -> list[str]:
     return ["surefoot", *veiled_words(words)]  # without secrets: run.log stores it
 
 
-def _read_as(origin: Translation, read_from: Path | None) -> str:
+def _read_as(origin: Translation, account: str) -> str:
     from surefoot.interop.translation import summary
 
-    what, shown = ("config", str(read_from)) if read_from else ("command", "-- COMMAND")
-    return f"{what} of {origin.tool}, translated; {summary(origin)}: surefoot translate {shown} shows them"
+    return f"settings of {origin.tool}, translated; {summary(origin)}: {account} shows them"
 
 
 class _Terminated(KeyboardInterrupt):

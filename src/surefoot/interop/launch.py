@@ -10,8 +10,11 @@ refused: there the launcher has to start surefoot itself. Nothing here runs a pr
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from surefoot.config.yaml_scalars import scalar_or_text
@@ -119,6 +122,28 @@ def read_command(words: Sequence[str], options: Options) -> Command:
     facts, devices = _settled(command, variables)
     environment = {**variables, **devices, **command.environment}
     return replace(command, environment=environment, facts=facts, notes=notes, folder=options.folder)
+
+
+def python_words(words: Sequence[str]) -> list[str]:
+    """Return the words that start the Python of a command: as typed, with its flags, or the one beside a launcher.
+    Raises InputError if it cannot be found."""
+    left = list(words)
+    while left and (_ASSIGNMENT.fullmatch(left[0]) or left[0] in _BEFORE):
+        del left[0]
+    named = next((place for place, word in enumerate(left) if _PYTHON.fullmatch(word)), None)
+    script = next((place for place, word in enumerate(left) if word.endswith(".py")), len(left))
+    if named is not None and named < script:
+        end = named + 1
+        while end < script and left[end].startswith("-") and left[end] != "-m":
+            end += 2 if left[end] in _PYTHON_WITH_VALUE else 1
+        return left[:end]
+    if script == 0:
+        return [sys.executable]
+    launcher = shutil.which(left[0])
+    beside = Path(launcher).with_name("python") if launcher else None
+    if beside is None or not beside.is_file():
+        raise command_error(left[0], "has no python beside it", "name one: python -m accelerate.commands.launch …")
+    return [str(beside)]
 
 
 def inherited(options: Options) -> dict[str, str]:

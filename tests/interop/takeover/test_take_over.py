@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,11 @@ from transformers import (
 from helpers.faults import raises_fault, refused_settings
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.run import prove
-from surefoot.interop.launch import Command, Options
+from surefoot.interop.launch import Command, Options, python_words
 from surefoot.interop.takeover.in_script.handover import HandOver
 from surefoot.interop.takeover.session import Taken
-from surefoot.interop.takeover.settings import translation_of
+from surefoot.interop.takeover.settings import check_taken, translation_of
+from surefoot.system.errors import SurefootError
 
 TEXTS = [f"number {number} is {('even', 'odd')[number % 2]}, said heron {number * 7}." for number in range(12)]
 SCRIPT = Command("train.py")
@@ -77,14 +79,15 @@ def build(base, tmp_path):
     return build
 
 
-def handed(trainer, folder: Path) -> tuple[Taken, HandOver]:
+def handed(trainer, folder: Path, processes: int = 1) -> tuple[Taken, HandOver]:
     over = HandOver(trainer, folder)
-    over.write(None)
+    over.write(None, processes)
     return Taken(folder, json.loads((folder / "handover.json").read_text())), over
 
 
 def translated(taken: Taken, *dropped: str):
-    return translation_of(taken, SCRIPT, Options(), dropped)
+    check_taken(taken, SCRIPT.program, dropped)
+    return translation_of(taken, SCRIPT, Options())
 
 
 def refused(taken: Taken) -> dict[str, bool]:
@@ -92,13 +95,21 @@ def refused(taken: Taken) -> dict[str, bool]:
     return {one["name"]: one["droppable"] for one in taken.record["refused"]}
 
 
-def proven(taken: Taken, over: HandOver) -> None:
-    prove(taken, translated(taken), over.loss_of)
+def proven(taken: Taken, over: HandOver, *dropped: str) -> None:
+    prove(taken, translated(taken, *dropped), lambda places: over.loss_of(places, dropped))
+
+
+@contextmanager
+def raises_code(code):
+    with pytest.raises(SurefootError) as caught:
+        yield
+    assert [fault.code for fault in caught.value.faults] == [code]
 
 
 @pytest.fixture
-def context():
-    """Of a command, which later faults are shown in."""
+def context(monkeypatch):
+    """Of a command, which later faults are shown in, and whose environment ends with the test."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     import click
 
     from surefoot.commands.main import main
@@ -125,9 +136,8 @@ def test_twin_a_label_mask_shifted_by_one_is_found(build, tmp_path):
     for row in rows:
         row["labels"] = [-100, -100, *row["input_ids"][2:]]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(Exception) as caught:
+    with raises_code("SF-TAKE-OVER"):
         proven(taken, over)
-    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
 
 
 @pytest.mark.usefixtures("context")
@@ -138,17 +148,15 @@ def test_twin_a_prompt_added_twice_is_found(build, tmp_path):
     doubled = [{key: values[:4] + values for key, values in row.items()} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in doubled))
     record = {**taken.record, "longest": taken.record["longest"] + 4}
-    with pytest.raises(Exception) as caught:
+    with raises_code("SF-TAKE-OVER"):
         proven(Taken(taken.folder, record), over)
-    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
 
 
 @pytest.mark.usefixtures("context")
 def test_twin_an_adapter_with_other_weights_is_found(build, tmp_path, monkeypatch):
     monkeypatch.setattr("surefoot.methods.policy.start_from", lambda model, saved: None)
-    with pytest.raises(Exception) as caught:
+    with raises_code("SF-TAKE-OVER"):
         proven(*handed(build(adapter=ADAPTER), tmp_path / "taken"))
-    assert [fault.code for fault in caught.value.faults] == ["SF-TAKE-OVER"]
 
 
 def test_settings_are_taken_by_value(build, tmp_path):
@@ -176,6 +184,20 @@ def test_steps_are_counted_by_the_scripts_version(build, tmp_path, accumulated, 
     assert translated(taken).config["duration"] == f"{steps} steps"
 
 
+def test_processes_of_a_launcher_share_the_steps(build, tmp_path):
+    """Twelve rows, four a process: two steps an epoch on two processes."""
+    taken, _ = handed(build(arguments={"num_train_epochs": 3}), tmp_path / "taken", processes=2)
+    assert taken.record["steps"] == 6
+
+
+def test_what_is_computed_in_16_bits_and_an_absent_limit_are_taken(build, base, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    taken, _ = handed(build(model=model, arguments={"max_grad_norm": None}), tmp_path / "taken")
+    config = translated(taken).config
+    assert config["precision"]["compute"] == "bf16"
+    assert config["optim"]["max_grad_norm"] is None
+
+
 def test_a_default_of_another_version_is_taken_by_its_value(build, tmp_path):
     taken, _ = handed(build(), tmp_path / "taken")
     arguments = {**taken.record["arguments"], "weight_decay": 0.25}
@@ -197,7 +219,7 @@ def test_an_unknown_argument_is_refused_unless_it_has_its_default(build, tmp_pat
 
 class OwnLoss(Trainer):
     def compute_loss(self, model, inputs, *arguments, **named):
-        return super().compute_loss(model, inputs, *arguments, **named)
+        return 2 * super().compute_loss(model, inputs, *arguments, **named)
 
 
 class Told(TrainerCallback):
@@ -210,6 +232,28 @@ def test_code_of_the_scripts_own_is_named_and_given_up_only_by_its_name(build, t
     with raises_fault("SF-TRANSLATE-SCRIPT", "train.py: Told", remedy=["Told"]):
         translated(taken, "compute_loss")
     assert {note.word for note in translated(taken, "compute_loss", "Told").notes} > {"compute_loss", "Told"}
+
+
+@pytest.mark.usefixtures("context")
+def test_a_loss_that_is_given_up_is_compared_with_the_librarys(build, tmp_path, monkeypatch):
+    taken, over = handed(build(OwnLoss), tmp_path / "taken")
+    proven(taken, over, "compute_loss")
+    monkeypatch.setattr(over, "_known", OwnLoss)  # twin: the script's own is called
+    with raises_code("SF-TAKE-OVER"):
+        proven(taken, over, "compute_loss")
+
+
+@pytest.mark.usefixtures("context")
+def test_several_devices_multiply_the_batch_and_not_the_loss(build, tmp_path):
+    """torch's DataParallel, which the Trainer chooses by itself where it sees several GPUs."""
+    trainer = build()
+    trainer.args._n_gpu = 2
+    taken, over = handed(trainer, tmp_path / "taken")
+    proven(taken, over)
+    assert translated(taken).config["batch"]["size"] == 8
+    launched = Command("train.py", facts={"processes": 3}, processes=3)
+    assert translation_of(taken, launched, Options()).config["batch"]["size"] == 12
+    assert trainer.args.n_gpu == 2
 
 
 def test_a_collator_that_draws_is_refused_and_cannot_be_given_up(build, tmp_path):
@@ -258,3 +302,68 @@ def test_files_of_others_are_not_replaced(build, tmp_path):
     with pytest.raises(SystemExit):
         handed(build(), tmp_path / "taken")
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
+
+
+@pytest.fixture
+def again(build, tmp_path):
+    """A run with what was handed over first, and what the script hands over now."""
+    first, _ = handed(build(), tmp_path / "out/taken-over.partial")
+    first.settled(None)
+    (tmp_path / "out/surefoot").mkdir()
+    (tmp_path / "out/surefoot/config.yaml").touch()
+    return handed(build(arguments={"learning_rate": 1.0}), tmp_path / "out/taken-over.partial")[0]
+
+
+def test_a_run_that_continues_keeps_what_it_began_with(again, tmp_path):
+    kept, changed = again.settled("resume")
+    assert kept.stored
+    assert changed == ["learning_rate"]
+    assert kept.record["arguments"]["learning_rate"] != 1.0
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["surefoot", "taken-over"]
+
+
+def test_a_run_is_replaced_only_if_that_is_asked_for(again, tmp_path):
+    with raises_fault("SF-USE-OUTPUT", tmp_path / "out/surefoot", remedy=["--overwrite"]):
+        again.settled(None)
+    assert not again.settled("overwrite")[0].stored
+    record = json.loads((tmp_path / "out/taken-over/handover.json").read_text())
+    assert record["arguments"]["learning_rate"] == 1.0
+
+
+def test_a_folder_of_that_name_that_is_not_surefoots_is_kept(build, tmp_path):
+    (tmp_path / "out/taken-over").mkdir(parents=True)
+    (tmp_path / "out/taken-over/notes.txt").write_text("mine")
+    taken, _ = handed(build(), tmp_path / "out/taken-over.partial")
+    with raises_fault("SF-USE-OUTPUT", tmp_path / "out/taken-over"):
+        taken.settled("overwrite")
+
+
+def test_an_interrupted_hand_over_is_written_anew(build, tmp_path):
+    folder = tmp_path / "out/taken-over.partial"
+    taken, _ = handed(build(), folder)
+    (folder / "handover.json").unlink()
+    assert handed(build(), folder)[0].record == taken.record
+
+
+@pytest.mark.parametrize(
+    ("words", "python"),
+    [
+        ("python train.py", ["python"]),
+        ("A=1 env B=2 python3.11 -X utf8 -u train.py python", ["python3.11", "-X", "utf8", "-u"]),
+        ("uv run python train.py", ["uv", "run", "python"]),
+        ("python -m torch.distributed.run --nproc_per_node 2 train.py", ["python"]),
+    ],
+)
+def test_the_python_is_the_one_that_the_command_names(words, python):
+    assert python_words(words.split()) == python
+
+
+def test_a_launcher_runs_the_python_beside_it_and_no_other(tmp_path, monkeypatch):
+    launcher = tmp_path / "accelerate"
+    launcher.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["accelerate", "launch", "train.py"]
+    with raises_fault("SF-TRANSLATE-COMMAND", "accelerate"):
+        python_words(words)
+    (tmp_path / "python").touch(0o755)
+    assert python_words(words) == [str(tmp_path / "python")]

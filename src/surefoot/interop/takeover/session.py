@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
+import select
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from surefoot.interop.faults import script_error
-from surefoot.interop.launch import Command, Options
+from surefoot.interop.launch import Command, Options, python_words
+from surefoot.interop.takeover.in_script.handover import RECORD
+from surefoot.system import durable
+from surefoot.system.errors import Fault, InputError
 
+TAKEN, RUN = "taken-over", "surefoot"
+"""Folders in the script's output_dir: what it handed over, and the run."""
+
+_ROWS = "train.jsonl"
 _POLL = 0.2  # seconds
 _HERE = Path(__file__).parent
 _START = f"import sys; sys.path.insert(0, {str(_HERE)!r}); from in_script.start import main; del sys.path[0]; main()"
 _TRAINS = re.compile(r"\b\w*Trainer\b[\s\S]*\.train\(")  # a Trainer, and a call of train()
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 
 
 def find_script(command: Command, options: Options) -> str | None:
@@ -40,15 +45,52 @@ class Taken:
 
     folder: its files.
     record: the content of handover.json.
+    stored: it was handed over earlier, and a run with it has begun.
     """
 
     folder: Path
     record: Mapping[str, Any]
+    stored: bool = False
 
     @property
     def places(self) -> Sequence[int]:
         """Index in the script's data set of each row of train.jsonl."""
         return self.record["places"]
+
+    def settled(self, mode: str | None) -> tuple[Taken, list[str]]:
+        """Move the files to their final folder. A run that continues keeps the files that it began with: the script may
+        draw new weights or another order each time.
+
+        mode: "resume", "overwrite" or None.
+
+        Returns what is to be trained, and the names of what the script would hand over differently now.
+        Raises InputError if there is a run and no mode, or a folder that surefoot did not write.
+        """
+        final, run = self.folder.with_name(TAKEN), self.folder.with_name(RUN)
+        if mode == "resume" and run.is_dir() and (final / RECORD).is_file():
+            stored = Taken(final, _record(final), stored=True)
+            changed = self._changes(stored)
+            durable.remove(self.folder)
+            return stored, changed
+        if mode is None and run.is_dir() and any(run.iterdir()):
+            fix = "continue it with --resume, or replace it with --overwrite"
+            raise InputError(Fault(str(run), "has a run already", fix, code="SF-USE-OUTPUT"))
+        if final.exists():
+            if not (final / RECORD).is_file():
+                raise InputError(Fault(str(final), "is not surefoot's", "move it away", code="SF-USE-OUTPUT"))
+            durable.remove(final)
+        durable.move(self.folder, final)
+        return replace(self, folder=final), []
+
+    def _changes(self, stored: Taken) -> list[str]:
+        now, before = self.record["arguments"], stored.record["arguments"]
+        names = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+        same = durable.sha256_file(self.folder / _ROWS) == durable.sha256_file(stored.folder / _ROWS)
+        return names if same else [*names, _ROWS]
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
 class Session:
@@ -61,13 +103,14 @@ class Session:
         command: the same, without what starts the script.
         """
         self._script = command.program
+        python = python_words(words)
         with tempfile.TemporaryDirectory(prefix="surefoot-") as folder, socket.socket(socket.AF_UNIX) as listening:
             path = f"{folder}/socket"
             listening.bind(path)
             listening.listen(1)
             listening.settimeout(_POLL)
             self._process = subprocess.Popen(
-                [_python(words), "-c", _START, path, command.program, *command.arguments],
+                [*python, "-c", _START, path, str(command.processes), command.program, *command.arguments],
                 env={**os.environ, **command.environment},
             )
             self._socket = self._connected(listening)
@@ -97,13 +140,13 @@ class Session:
             code = self._process.wait()
             ended = "ended" if code == 0 else f"failed (exit code {code}, its own messages are above)"
             raise script_error(self._script, f"{ended} before it called Trainer.train()", "run it with python alone")
-        folder = Path(message["folder"])
-        return Taken(folder, json.loads((folder / "handover.json").read_text(encoding="utf-8")))
+        return Taken(Path(message["folder"]), _record(Path(message["folder"])))
 
-    def loss_of(self, places: Sequence[int]) -> Mapping[str, float]:
+    def loss_of(self, places: Sequence[int], dropped: Sequence[str]) -> Mapping[str, float]:
         """Return the script's own loss of these rows of its data set, as `HandOver.loss_of` does."""
-        self._send({"kind": "loss", "rows": list(places)})
-        message = self._receive()
+        message = (
+            self._receive() if self._sent({"kind": "loss", "rows": list(places), "dropped": list(dropped)}) else None
+        )
         if message is None:
             code = self._process.wait()
             raise script_error(self._script, f"its own loss could not be computed (exit code {code})")
@@ -111,24 +154,22 @@ class Session:
 
     def finish(self, run: Path, steps: int, loss: float | None) -> int:
         """Let the script continue with the trained weights; return its exit code."""
-        self._send({"kind": "trained", "run": str(run.resolve()), "steps": steps, "loss": loss})
+        self._sent({"kind": "trained", "run": str(run.resolve()), "steps": steps, "loss": loss})
         return self._process.wait()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
+    def _sent(self, message: Mapping[str, Any]) -> bool:
+        """Send a message, and return whether the script was still there."""
+        try:
+            self._out.write(json.dumps(message) + "\n")
+            self._out.flush()
+        except OSError:
+            return False
+        return True
 
     def _receive(self) -> dict[str, Any] | None:
+        """Return the next message; None if the script has ended. Processes that it started may hold the connection."""
+        while not select.select([self._socket], [], [], _POLL)[0]:
+            if self._process.poll() is not None:
+                return None
         line = self._in.readline()
         return json.loads(line) if line else None
-
-
-def _python(words: Sequence[str]) -> str:
-    """Return the Python that would run the script: the one named, or the one beside the launcher."""
-    for word in words:
-        if _PYTHON.fullmatch(word):
-            return word
-        if launcher := shutil.which(word):
-            beside = Path(launcher).with_name("python")
-            return str(beside) if beside.is_file() else sys.executable
-    return sys.executable

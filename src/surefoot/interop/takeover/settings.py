@@ -12,15 +12,12 @@ from surefoot.interop.faults import script_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.script.reader import LORA, PLAIN_TRAINER, QUANTISED, ROWS
 from surefoot.interop.settings import by_name
-from surefoot.interop.takeover.session import Taken
+from surefoot.interop.takeover.session import RUN, Taken
 from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
 
 TOOL = "Trainer"
-RUN = "surefoot"
-"""Run folder in the script's output_dir."""
-
 _APPLIED = (
     *("dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "pad_token", "max_length", "packing"),
     *("max_seq_length", "truncation_mode", "shuffle_dataset", "packing_strategy", "eval_packing", "padding_free"),
@@ -32,17 +29,19 @@ _APPLIED = (
 _SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
-def translation_of(taken: Taken, command: Command, options: Options, dropped: Collection[str]) -> Translation:
-    """Return the config that trains what the script built.
+def check_taken(taken: Taken, script: str, dropped: Collection[str]) -> None:
+    """Raise InputError for everything that surefoot cannot take over.
 
-    dropped: names of what surefoot cannot take over and the user gives up.
-
-    Raises InputError for everything else that it cannot take over, and for settings that it does not support.
+    dropped: names of what the user gives up.
     """
-    record = taken.record
-    refused = [one for one in record["refused"] if not (one["droppable"] and one["name"] in dropped)]
+    refused = [one for one in taken.record["refused"] if not (one["droppable"] and one["name"] in dropped)]
     if refused:
-        raise InputError([_fault(one, command.program) for one in refused])
+        raise InputError([_fault(one, script) for one in refused])
+
+
+def translation_of(taken: Taken, command: Command, options: Options) -> Translation:
+    """Return the config that trains what the script built. Raises InputError for settings that are not supported."""
+    record = taken.record
     is_trl = record["trainer"] == "SFTTrainer"
     own = by_name(*trl.ROWS.values(), *ROWS, *(() if is_trl else PLAIN_TRAINER))
     rules = (
@@ -54,7 +53,8 @@ def translation_of(taken: Taken, command: Command, options: Options, dropped: Co
         trainer.set_do_train,
         *trainer.RULES,
     )
-    facts = {**command.facts, **({"processes": record["devices"]} if record["devices"] > 1 else {})}
+    alone = command.processes == 1 and record["devices"] > 1  # torch's DataParallel multiplies the batch
+    facts = {**command.facts, **({"processes": record["devices"]} if alone else {})}
     draft = Draft(
         Dialect(TOOL, own, rules, trl.ALIASES),
         list(_words(taken, own)),
@@ -86,7 +86,9 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     defaults = record["defaults"]
     for name, value in given.items():
         known = trl.ALIASES.get(name) or name
-        if known in _APPLIED or known.endswith(_SECRET) or value in (None, [], {}, ""):
+        if known in _APPLIED or known.endswith(_SECRET) or value in ([], {}, ""):
+            continue
+        if value is None and (known not in rows or rows[known].default is None):
             continue
         if known not in rows and (name not in defaults or value == defaults[name]):
             continue
@@ -95,6 +97,9 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
         if known in ("fsdp_config", "deepspeed_plugin") and not given.get("fsdp"):
             continue
         yield Word(known, value, name, f"{name}={shown(value)}")
+    flags = record["arguments"]
+    if record["dtype"] == "bfloat16" and not (flags.get("bf16") or flags.get("fp16")):
+        yield Word("bf16", True, "model", "dtype=bfloat16")  # its products are in bf16 without autocast, too
     if record["resume"]:
         yield Word("resume_from_checkpoint", True, "train()", "train(resume_from_checkpoint=…)")
     yield Word("dtype", record["dtype"], "model", f"dtype={record['dtype']}")

@@ -128,6 +128,24 @@ def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
         scale = scale.after_overflow()
 
 
+def loss_and_norm(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> tuple[float, float]:
+    """Return the mean loss per weight and the norm of the whole gradient, without a step of the optimizer: [2] numbers
+    of one process."""
+    engine = loaded.engine
+    weight, loss = max(step_size(engine, batches)[0], 1), 0.0
+    try:
+        for number, batch in enumerate(batches):
+            seed_micro_batch(loaded.settings.seed, step, draw_number(engine, number))
+            sums = add_gradient(
+                engine, task.objective, batch.to(engine.device), weight=weight, scale=None, settings=loaded.settings
+            )
+            loss += float(sums[LOSS])
+        squares = [float(one.double().square().sum()) for one in engine.gradients().values()]
+        return loss / weight, math.sqrt(sum(squares))
+    finally:
+        engine.discard()
+
+
 def _overflows(engine: Engine, found: Pass) -> bool:
     """Whether gradients overflow on any rank. Not if the loss itself is not finite, which no scale changes.
     Collective."""

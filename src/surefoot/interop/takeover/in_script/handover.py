@@ -7,18 +7,19 @@ import inspect
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .files import replace
 from .rows import NO_LABEL, Collate, Written, collated, is_random, write_rows
-from .weights import base_state, clear_weights, drop_quantisation, is_same, link_weights, source_of
+from .weights import base_state, is_same, link_weights, restore_quantisation, source_of
 
 TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 """Trainers whose loss is the cross entropy of marked tokens."""
 
-RECORD = "handover.json"
+RECORD, MARK = "handover.json", ".surefoot"
 _LIBRARIES = ("transformers", "trl", "peft")
 _USUAL = (
     "DefaultFlowCallback",
@@ -35,27 +36,30 @@ class HandOver:
 
     def __init__(self, trainer: Any, folder: Path):
         self._trainer, self._folder = trainer, folder
+        # the nearest base class of a library
+        self._known = next(one for one in type(trainer).__mro__ if one.__module__.partition(".")[0] in _LIBRARIES)
         self._refused: list[dict[str, Any]] = []
         self._noted: list[dict[str, Any]] = []
         self._stopping: dict[str, Any] = {}
         self._rows: Any = None
         self._collate: Any = None
 
-    def write(self, resume: Any) -> None:
-        trainer = self._trainer
-        folder = self._folder
-        if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
-            raise SystemExit(f"error: {folder} has files that surefoot did not write; move them away")
-        folder.mkdir(parents=True, exist_ok=True)
-        known = self._known_class()
-        self._look_at_trainer(known)
+    def write(self, resume: Any, processes: int) -> None:
+        """Write everything into the folder, anew. processes: how many a launcher would have started."""
+        trainer, folder = self._trainer, self._folder
+        if folder.exists():
+            if not (folder / MARK).is_file():
+                raise SystemExit(f"error: surefoot did not write {folder}; move it away")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        (folder / MARK).touch()
+        self._look_at_trainer()
         facts: dict[str, Any] = {}
-        for part in (self._write_data, self._write_model):
+        for part in (lambda: self._write_data(processes), self._write_model):
             if all(one["droppable"] for one in self._refused):
                 facts |= part()
         record = {
-            "trainer": known.__name__,
-            "versions": _versions(),
+            "trainer": self._known.__name__,
             "arguments": _arguments(trainer.args) | self._stopping,
             "defaults": _defaults(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
@@ -73,12 +77,8 @@ class HandOver:
     def _note(self, name: str, what: str) -> None:
         self._noted.append({"name": name, "what": what})
 
-    def _known_class(self) -> type:
-        """Return the nearest base class of a library."""
-        return next(one for one in type(self._trainer).__mro__ if one.__module__.partition(".")[0] in _LIBRARIES)
-
-    def _look_at_trainer(self, known: type) -> None:
-        trainer = self._trainer
+    def _look_at_trainer(self) -> None:
+        trainer, known = self._trainer, self._known
         if known.__name__ not in TAKEN:
             fix = "translate its settings instead: surefoot translate SCRIPT"
             self._refuse(known.__name__, f"is not taken over; {', '.join(TAKEN)} are", fix)
@@ -107,7 +107,7 @@ class HandOver:
         else:
             self._refuse(kind.__name__, "is a callback, which surefoot does not call", droppable=True)
 
-    def _write_data(self) -> dict[str, Any]:
+    def _write_data(self, processes: int) -> dict[str, Any]:
         trainer = self._trainer
         if trainer.train_dataset is None:
             self._refuse("train_dataset", "the trainer has no training data")
@@ -123,8 +123,7 @@ class HandOver:
             return {}
         trained = self._write_rows("train", self._rows, self._collate)
         facts = {
-            "steps": _steps(trainer, loader),
-            "rows": len(self._rows),
+            "steps": _steps(trainer, loader, processes),
             "places": trained.places,
             "longest": trained.longest,
         }
@@ -159,16 +158,15 @@ class HandOver:
         self._look_at_parameters(model, bool(adapter))
         folder.mkdir(exist_ok=True)
         source = source_of(base)
-        facts["source"] = str(base.config._name_or_path)
-        if quantised is not None and source is not None:
+        same = source is not None and is_same(base_state(base), source, rounded=quantised is not None)
+        if same and source is not None:
             link_weights(source, folder)
             base.config.save_pretrained(folder)
-            drop_quantisation(folder / "config.json")
-        elif source is not None and is_same(base_state(base), source):
-            link_weights(source, folder)
-            base.config.save_pretrained(folder)
+            restore_quantisation(folder / "config.json", source / "config.json")
+        elif quantised is not None:
+            self._refuse("model", "has a quantised base whose other weights are not those of its files")
+            return facts
         else:
-            clear_weights(folder)
             base.save_pretrained(folder, state_dict=base_state(base))
             facts["saved"] = True
         if getattr(base, "generation_config", None) is not None:
@@ -209,41 +207,65 @@ class HandOver:
         if not found:
             self._refuse("processing_class", "the trainer has no tokenizer", "pass processing_class=tokenizer")
 
-    def loss_of(self, places: Sequence[int]) -> dict[str, Any]:
+    def loss_of(self, places: Sequence[int], dropped: Sequence[str] = ()) -> dict[str, Any]:
         """Return the trainer's loss and gradient norm of these rows, in fp32 and without dropout, per learned token.
-        counted: the tokens by which the trainer itself divides, for each learned one."""
+        counted: the tokens by which the trainer itself divides, for each learned one.
+
+        dropped: methods of the script's own that are not called.
+        """
         import torch
 
         trainer, model = self._trainer, self._trainer.model
-        dtypes = {name: one.dtype for name, one in model.named_parameters() if one.is_floating_point()}
-        training = model.training
-        model.eval()
-        if getattr(model.config, "quantization_config", None) is None:
-            model.float()
-        try:
+        kind = self._known if "compute_loss" in dropped else type(trainer)
+        with _plain(model), _alone(trainer, "compute_loss_func" in dropped), torch.enable_grad():
             batch = collated(self._rows, self._collate, list(places))
             device = next(model.parameters()).device
+            batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
             batch, more = _with_count(trainer, batch, device)
-            inputs = trainer._prepare_inputs(batch)
             model.zero_grad()
-            with torch.enable_grad():
-                loss = trainer.compute_loss(model, inputs, **more)
+            loss = kind.compute_loss(trainer, model, batch, **more)
             loss.backward()
             squares = [float(one.grad.double().square().sum()) for one in model.parameters() if one.grad is not None]
-            # Transformers before 5 count the first token of each row as well, which nothing predicts.
-            learned = int((batch["labels"][..., 1:] != NO_LABEL).sum())
-            counted = int(more.get("num_items_in_batch") or learned) / learned
-            return {
-                "loss": float(loss.detach()) * counted,
-                "norm": math.sqrt(sum(squares)) * counted,
-                "counted": counted,
-            }
-        finally:
-            model.zero_grad()
-            for name, one in model.named_parameters():
-                if name in dtypes:
-                    one.data = one.data.to(dtypes[name])  # exact: the values came from this dtype
-            model.train(training)
+        # Transformers before 5 count the first token of each row as well, which nothing predicts.
+        learned = int((batch["labels"][..., 1:] != NO_LABEL).sum())
+        counted = int(more.get("num_items_in_batch") or learned) / learned
+        return {"loss": float(loss.detach()) * counted, "norm": math.sqrt(sum(squares)) * counted, "counted": counted}
+
+
+@contextmanager
+def _plain(model: Any) -> Iterator[None]:
+    """Let the model compute in fp32, without dropout and with attention that takes fp32; restore it afterwards."""
+    tensors = [one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
+    dtypes = [one.dtype for one in tensors]
+    training, attention = model.training, getattr(model.config, "_attn_implementation", None)
+    model.eval()
+    if getattr(model.config, "quantization_config", None) is None:
+        for one in tensors:
+            one.data = one.data.float()
+    if attention not in (None, "eager", "sdpa"):
+        model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.zero_grad()
+        for one, dtype in zip(tensors, dtypes, strict=True):
+            one.data = one.data.to(dtype)  # exact: the values came from this dtype
+        if attention not in (None, "eager", "sdpa"):
+            model.set_attn_implementation(attention)
+        model.train(training)
+
+
+@contextmanager
+def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
+    """Let the trainer compute as on one device, and without its own loss function if that was given up."""
+    devices, function = trainer.args.n_gpu, getattr(trainer, "compute_loss_func", None)
+    trainer.args._n_gpu = min(1, devices)
+    if without_function:
+        trainer.compute_loss_func = None
+    try:
+        yield
+    finally:
+        trainer.args._n_gpu, trainer.compute_loss_func = devices, function
 
 
 def _counts(trainer: Any) -> bool:
@@ -260,16 +282,26 @@ def _with_count(trainer: Any, batch: Any, device: Any) -> tuple[Any, dict[str, A
     return samples[0], {"num_items_in_batch": count}
 
 
-def _steps(trainer: Any, loader: Any) -> int:
+class _Share:
+    """The batches of one of several processes. Stands in for a DataLoader where only its length counts."""
+
+    def __init__(self, loader: Any, processes: int):
+        self._length, self.dataset = math.ceil(len(loader) / processes), loader.dataset
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _steps(trainer: Any, loader: Any, processes: int) -> int:
     """Return the number of steps that the trainer would take; versions count the end of an epoch differently."""
-    args = trainer.args
+    args, share = trainer.args, _Share(loader, processes)
     if args.max_steps > 0:
         return args.max_steps
     if (counted := getattr(trainer, "set_initial_training_values", None)) is not None:
-        whole = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        given = (args, loader, whole)[: len(inspect.signature(counted).parameters)]
+        whole = args.train_batch_size * args.gradient_accumulation_steps * processes
+        given = (args, share, whole)[: len(inspect.signature(counted).parameters)]
         return counted(*given)[-1]
-    in_epoch = max(len(loader) // args.gradient_accumulation_steps, 1)
+    in_epoch = max(len(share) // args.gradient_accumulation_steps, 1)
     return math.ceil(args.num_train_epochs * in_epoch)
 
 
@@ -295,15 +327,3 @@ def _defaults(args: Any) -> dict[str, Any]:
     plain = (type(None), bool, int, float, str)
     found = {field.name: field.default for field in dataclasses.fields(args)}
     return {name: value for name, value in found.items() if isinstance(value, plain)}
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    found = {}
-    for name in ("torch", "transformers", "trl", "peft", "datasets"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

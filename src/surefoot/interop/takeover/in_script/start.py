@@ -1,18 +1,17 @@
 """Run a training script up to `Trainer.train()`, hand over what it built, and continue it after the training.
 
-    python -c 'from in_script.start import main; main()' SOCKET SCRIPT [ARGUMENTS…]
+    python -c 'from in_script.start import main; main()' SOCKET PROCESSES SCRIPT [ARGUMENTS…]
 
-SOCKET is the path of a Unix socket, with one JSON message a line:
+SOCKET is the path of a Unix socket, with one JSON message a line; PROCESSES how many a launcher would have started:
 
     script                                       surefoot
     {"kind": "handed over", "folder": …}     ->
-                                             <-  {"kind": "loss", "rows": [0, 4, …]}
+                                             <-  {"kind": "loss", "rows": [0, 4, …], "dropped": […]}
     {"kind": "loss", "loss": …, "norm": …}   ->
-                                             <-  {"kind": "trained", "run": FOLDER, "steps": N, "loss": …}, or
-                                                 {"kind": "stop"}
+                                             <-  {"kind": "trained", "run": FOLDER, "steps": N, "loss": …}
 
-The folder, in the script's output_dir, has handover.json (settings and findings), model/ (config, weights and
-tokenizer), adapter/ for a PEFT model, train.jsonl and eval.jsonl (token ids and labels).
+A closed connection ends the script. The folder, in the script's output_dir, has handover.json (settings and findings),
+model/ (config, weights and tokenizer), adapter/ for a PEFT model, train.jsonl and eval.jsonl (token ids and labels).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from typing import Any
 from .handover import HandOver
 from .weights import load_trained, to_cpu
 
-FOLDER = "taken-over"
-"""Folder in the script's output_dir for what it hands over."""
+FOLDER = "taken-over.partial"
+"""Folder in the script's output_dir for what it hands over; surefoot renames it."""
 
 
 class Channel:
@@ -59,8 +58,8 @@ class Channel:
 class TakeOver:
     """Replaces `Trainer.train`."""
 
-    def __init__(self, channel: Channel):
-        self._channel = channel
+    def __init__(self, channel: Channel, processes: int):
+        self._channel, self._processes = channel, processes
         self._done = False
 
     def train(self, trainer: Any, resume_from_checkpoint: Any = None, *ignored: Any, **more: Any) -> Any:
@@ -70,18 +69,14 @@ class TakeOver:
         with _unchanged_draws():
             folder = Path(trainer.args.output_dir).resolve() / FOLDER
             handed = HandOver(trainer, folder)
-            handed.write(resume_from_checkpoint)
+            handed.write(resume_from_checkpoint, self._processes)
+        to_cpu(trainer.model)  # from here on the run needs the device
         self._channel.send({"kind": "handed over", "folder": str(folder)})
-        while True:
-            message = self._channel.receive()
-            if message["kind"] == "loss":
-                with _unchanged_draws():
-                    self._channel.send({"kind": "loss", **handed.loss_of(message["rows"])})
-                to_cpu(trainer.model)  # from here on the run needs the device
-            elif message["kind"] == "trained":
-                return _finish(trainer, Path(message["run"]), message["steps"], message["loss"])
-            else:
-                raise SystemExit(0)
+        while (message := self._channel.receive())["kind"] == "loss":
+            with _unchanged_draws():
+                found = handed.loss_of(message["rows"], message["dropped"])
+            self._channel.send({"kind": "loss", **found})
+        return _finish(trainer, Path(message["run"]), message["steps"], message["loss"])
 
 
 def _finish(trainer: Any, run: Path, steps: int, loss: float | None) -> Any:
@@ -147,8 +142,8 @@ class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main() -> None:
-    path, script, *arguments = sys.argv[1:]
-    hook = _Hook(TakeOver(Channel(path)))
+    path, processes, script, *arguments = sys.argv[1:]
+    hook = _Hook(TakeOver(Channel(path), int(processes)))
     if (imported := sys.modules.get(_Hook.NAME)) is None:
         sys.meta_path.insert(0, hook)
     else:

@@ -19,7 +19,8 @@ def source_of(base: Any) -> Path | None:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(named, local_files_only=True))
+        revision = getattr(base.config, "_commit_hash", None)
+        return Path(snapshot_download(named, revision=revision, local_files_only=True))
     except Exception:  # not a hub id, or not in the cache: the weights are then saved
         return None
 
@@ -34,8 +35,11 @@ def base_state(base: Any) -> dict[str, Any]:
     return state
 
 
-def is_same(state: Mapping[str, Any], source: Path) -> bool:
-    """Whether the folder's safetensors files hold exactly these weights."""
+def is_same(state: Mapping[str, Any], source: Path, *, rounded: bool) -> bool:
+    """Whether the folder's safetensors files hold exactly these weights.
+
+    rounded: some are quantised on loading; then only the others are compared, in the model's dtype.
+    """
     import torch
     from safetensors import safe_open
 
@@ -46,33 +50,31 @@ def is_same(state: Mapping[str, Any], source: Path) -> bool:
             for name in saved.keys():  # noqa: SIM118 (safe_open is no dict)
                 if name not in state:
                     return False
-                value = saved.get_tensor(name)
-                own = state[name].detach().cpu()
+                seen.add(name)
+                value, own = saved.get_tensor(name), state[name].detach().cpu()
+                if rounded and not own.is_floating_point():
+                    continue
+                if rounded:
+                    value = value.to(own.dtype)
                 if value.dtype != own.dtype or value.shape != own.shape or not torch.equal(value, own):
                     return False
-                seen.add(name)
     pointers = {state[name].data_ptr() for name in seen}
-    return bool(files) and all(name in seen or one.data_ptr() in pointers for name, one in state.items())
+    return bool(files) and (rounded or all(name in seen or one.data_ptr() in pointers for name, one in state.items()))
 
 
 def link_weights(source: Path, folder: Path) -> None:
     """Make links in `folder` to the weight files of `source`."""
-    clear_weights(folder)
     for path in source.iterdir():
         if path.name.endswith((".safetensors", ".safetensors.index.json")):
             os.symlink(path.resolve(), folder / path.name)
 
 
-def clear_weights(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.name.endswith((".safetensors", ".safetensors.index.json")):
-            path.unlink()
-
-
-def drop_quantisation(path: Path) -> None:
-    """Remove the quantisation from config.json: the linked weights are not quantised."""
-    config = json.loads(path.read_text())
+def restore_quantisation(path: Path, source: Path) -> None:
+    """Let config.json say of quantisation what the files' own says: the script may have quantised on loading."""
+    config, own = (json.loads(one.read_text()) for one in (path, source))
     config.pop("quantization_config", None)
+    if "quantization_config" in own:
+        config["quantization_config"] = own["quantization_config"]
     replace(path, json.dumps(config, indent=2))
 
 
@@ -91,9 +93,12 @@ def load_trained(model: Any, run: Path) -> None:
 
     adapter = run / "adapter_model.safetensors"
     if adapter.is_file():
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        set_peft_model_state_dict(model, load_file(adapter))
+        trained = load_file(adapter)
+        if trained.keys() != get_peft_model_state_dict(model).keys():
+            raise RuntimeError(f"the weights in {adapter} have other names than the script's adapter")
+        set_peft_model_state_dict(model, trained)
         return
-    trained = type(model).from_pretrained(run)
-    model.load_state_dict(trained.state_dict())  # copies, in the dtype of the script's model
+    whole = type(model).from_pretrained(run)
+    model.load_state_dict(whole.state_dict())  # copies, in the dtype of the script's model
