@@ -224,6 +224,8 @@ def test_a_call_that_fails_is_made_again_in_a_new_episode(marks, tmp_path):
     assert heard.answers == wanted.answers
     assert heard.scores == wanted.scores
     assert (heard.sums["environment_repeated"], Fragile.made) == (6, 12)
+    assert World(marks, tmp_path / "a", Fragile).hold(Engine(stops=1.0), limit=400) == heard
+    assert Fragile.made == 0
 
 
 def test_one_that_fails_again_is_left_out_and_counted(marks, tmp_path):
@@ -247,6 +249,45 @@ def test_one_that_fails_again_is_left_out_and_counted(marks, tmp_path):
     assert "record 2" in line
 
 
+class Moody(Counting):
+    fails = ()
+
+    def reset(self, record, seed):
+        super().reset(record, seed)
+        self.number = record["n"]
+
+    def step(self, answer):
+        if self.number in self.fails:
+            raise RuntimeError("not today: \udcff")
+        return super().step(answer)
+
+
+def test_what_failed_fails_again_when_a_step_is_repeated(marks, tmp_path, monkeypatch):
+    monkeypatch.setattr(Moody, "fails", {1, 4})
+    first = World(marks, tmp_path, Moody)
+    heard = first.hold(Engine(stops=1.0), limit=400)
+    assert heard.sums["environment_raised"] == 2
+    monkeypatch.setattr(Moody, "fails", ())
+    again = World(marks, tmp_path, Moody)
+    assert str(again.hold(Engine(stops=1.0), limit=400)) == str(heard)  # NaN is not equal to itself
+    assert Moody.made == 0
+    assert again.told == first.told
+    path = tmp_path / "turns-0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(one for one in lines if '"lost"' not in one))  # twin: without the record
+    other = World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
+    assert other.sums["environment_raised"] == 0
+
+
+def test_what_ended_the_run_is_asked_again(marks, tmp_path, monkeypatch):
+    monkeypatch.setattr(Moody, "fails", range(6))
+    with raises_fault("SF-ENVIRONMENT", "own.py:Own"):
+        World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
+    monkeypatch.setattr(Moody, "fails", ())
+    heard = World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
+    assert [one.value for one in heard.scores] == [2.0] * 6
+
+
 def test_one_that_is_late_is_left_behind(marks, tmp_path):
     never = threading.Event()
 
@@ -265,8 +306,8 @@ def test_one_that_is_late_is_left_behind(marks, tmp_path):
     assert [one.outcome for one in heard.scores] == ["scored", "timed_out", "scored"]
     assert heard.sums["environment_timed_out"] == 1
     time.sleep(0.05)  # what it says now is not heard
-    kept = [json.loads(one)["reply"] for one in (tmp_path / "turns-0.jsonl").read_text().splitlines()]
-    assert len(kept) == 3 + 2 * 3
+    kept = [json.loads(one) for one in (tmp_path / "turns-0.jsonl").read_text().splitlines()]
+    assert [sum(name in one for one in kept) for name in ("reply", "lost")] == [3 + 2 * 3, 1]
 
 
 @pytest.mark.parametrize(
@@ -409,19 +450,19 @@ def test_an_episode_that_was_cut_goes_on_where_it_was(marks, tmp_path):
 
 
 def test_an_episode_that_cannot_be_brought_back_is_left_out(marks, tmp_path):
-    class Moody(Counting):
+    class Changing(Counting):
         mood = "glad"
 
         def step(self, answer):
             said = super().step(answer)
             return {**said, "observation": self.mood} if "observation" in said else said
 
-    World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
+    World(marks, tmp_path, Changing).hold(Engine(stops=1.0), limit=400)
     path = tmp_path / "turns-0.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:13]))  # one alone has its second turn
-    Moody.mood = "sad"
+    Changing.mood = "sad"
     with raises_fault("SF-ENVIRONMENT", "own.py:Own"):
-        World(marks, tmp_path, Moody).hold(Engine(stops=1.0), limit=400)
+        World(marks, tmp_path, Changing).hold(Engine(stops=1.0), limit=400)
 
 
 def named(world):

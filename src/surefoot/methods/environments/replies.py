@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.data.formats import Turn
-from surefoot.system.errors import Fault, InputError
+from surefoot.methods.own_functions import one_line, place_in
+from surefoot.methods.rewards.answers import Outcome
+from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
 
 _KEYS = ("observation", "reward", "done", "reason")
 ROLES = ("user", "tool")
@@ -43,17 +45,55 @@ class Reply:
     def text(self) -> str:
         return "\n".join(text for _, text, _ in self.said)
 
-    def to_json(self) -> list[Any]:
-        return [self.said, self.reward, self.done, self.reason]
+
+@dataclass(frozen=True)
+class Lost:
+    """A call that failed.
+
+    outcome: how it failed.
+    where: place in the environment's code, or its name.
+    what: in one line.
+    own_code: whether the environment's code is to blame, not a server or a time limit.
+    error: for a traceback; None of one that was recorded.
+    """
+
+    outcome: Outcome
+    where: str
+    what: str
+    own_code: bool
+    error: BaseException | None = field(default=None, compare=False)
+
+    @staticmethod
+    def by(error: BaseException, name: str) -> Lost:
+        """name: the environment's."""
+        outcome: Outcome = "raised"
+        what = error.faults[0].what if isinstance(error, SurefootError) else f"the environment raised {one_line(error)}"
+        if isinstance(error, TimeoutError | NotFinite):
+            outcome = "not_finite" if isinstance(error, NotFinite) else "timed_out"
+            what = f"the environment gave {error}"
+        own_code = not isinstance(error, TimeoutError | EnvironmentFault)
+        return Lost(outcome, place_in(error, name), _storable(what), own_code, error)
 
 
-def from_json(value: Any) -> Reply | None:
-    """None for what is none, such as half a line."""
+def to_json(said: Reply | Lost) -> dict[str, Any]:
+    if isinstance(said, Reply):
+        return {"reply": [said.said, said.reward, said.done, said.reason]}
+    return {"lost": [said.outcome, said.where, said.what, said.own_code]}
+
+
+def from_json(value: Mapping[str, Any]) -> Reply | Lost | None:
+    """None for what is neither."""
     try:
-        said, reward, done, reason = value
+        if "lost" in value:
+            return Lost(*value["lost"])
+        said, reward, done, reason = value["reply"]
         return Reply(tuple((str(one), str(two), str(three)) for one, two, three in said), reward, done, reason)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, KeyError):
         return None
+
+
+def _storable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def reply_of(value: Any, role: str, name: str, *, opening: bool = False) -> Reply:

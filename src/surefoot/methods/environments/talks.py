@@ -30,18 +30,18 @@ from surefoot.data.batching.batch import RecordName
 from surefoot.data.tokenize.turns import TurnMarks
 from surefoot.methods.environments.calls import Call, in_time
 from surefoot.methods.environments.opened import Environment, Episode
-from surefoot.methods.environments.recorded import Recorded, key_of
-from surefoot.methods.environments.replies import NotFinite, Reply, total
+from surefoot.methods.environments.recorded import Kept, Recorded, key_of
+from surefoot.methods.environments.replies import Lost, Reply, total
 from surefoot.methods.method import Notify
-from surefoot.methods.own_functions import one_line, place_in
-from surefoot.methods.rewards.answers import LOST, Outcome, Score, scored
+from surefoot.methods.rewards.answers import LOST, Score, scored
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
-from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.messages import first_few
 
 ENVIRONMENT = "environment"  # its name among the rewards
+_TRIES = 2  # of a call
 _REPEATED, _LOST = "environment_repeated", tuple(f"environment_{outcome}" for outcome in LOST)
 _TURNS, _OVER_TURNS, _OVER_TOKENS = "turns", "over_turns", "over_tokens"
 _SUMS = (_TURNS, _OVER_TURNS, _OVER_TOKENS, _REPEATED, *_LOST)
@@ -59,7 +59,7 @@ class _Talk:
     prompt: with what the environment said at the start.
     room: most tokens of the response.
     said, heard: the turns that were answered, and the replies; of the start as well, so there is one more of them.
-    lost: why it has no score.
+    lost: the call because of which it has no score.
     """
 
     place: int
@@ -78,7 +78,7 @@ class _Talk:
     goes_on: bool = True
     stopped: bool = False
     counts: Counter[str] = field(default_factory=Counter)
-    lost: BaseException | None = None
+    lost: Lost | None = None
 
     def end(self, *, limit: str = "") -> None:
         self.goes_on, self.stopped = False, not limit
@@ -102,15 +102,9 @@ class _Talk:
         return Rollout(self.prompt, self.response, self.stopped, self.logprobs or None, self.kept or None, pieces)
 
     @property
-    def outcome(self) -> Outcome:
-        if isinstance(self.lost, NotFinite):
-            return "not_finite"
-        return "timed_out" if isinstance(self.lost, TimeoutError) else "raised"
-
-    @property
     def score(self) -> Score:
         if self.lost is not None:
-            return Score(math.nan, one_line(self.lost), self.outcome)
+            return Score(math.nan, self.lost.what, self.lost.outcome)
         return scored(total(self.heard), "; ".join(one.reason for one in self.heard if one.reason))
 
 
@@ -234,62 +228,66 @@ class Talks:
         """Get an answer for each. turns: texts of the newest ones; None: before the first."""
         texts: Sequence[str | None] = [None] * len(talks) if turns is None else turns
         keys = [key_of(step, seed, talk.place, (*talk.prompt, *talk.response)) for talk in talks]
-        replies: dict[int, Reply | BaseException] = {}
-        for place, key in enumerate(keys):
-            if (known := self.recorded.find(key)) is not None:
-                replies[place] = known
-        for attempt in range(2):
-            left = [place for place in range(len(talks)) if not isinstance(replies.get(place), Reply)]
+        known = {place: kept for place, key in enumerate(keys) if (kept := self.recorded.find(key)) is not None}
+        for place, kept in known.items():
+            talks[place].counts[_REPEATED] += kept.tries - 1
+        replies = {place: kept.said for place, kept in known.items()}
+        left = [place for place in range(len(talks)) if place not in known]
+        for attempt in range(_TRIES):
             if not left:
                 break
             if attempt:
                 for place in left:
                     talks[place].episode = None
                     talks[place].counts[_REPEATED] += 1
-            replies |= self._live([talks[place] for place in left], [texts[place] for place in left], left, step, keys)
+            calls = [(place, talks[place], texts[place]) for place in left]
+            replies |= self._live(calls, lambda place, kept: self.recorded.keep(step, keys[place], kept), attempt + 1)
+            left = [place for place in left if isinstance(replies[place], Lost)]
         for place, (talk, text) in enumerate(zip(talks, texts, strict=True)):
             reply = replies[place]
             if isinstance(reply, Reply):
                 talk.heard.append(reply)
                 talk.said += [] if text is None else [text]
             else:
-                talk.lost = reply
-                talk.goes_on = False
+                talk.lost, talk.goes_on = reply, False
 
     def _live(
-        self, talks: Sequence[_Talk], texts: Sequence[str | None], places: Sequence[int], step: int, keys: Sequence[str]
-    ) -> dict[int, Reply | BaseException]:
+        self, asking: Sequence[tuple[int, _Talk, str | None]], keep: Callable[[int, Kept], None], tries: int
+    ) -> dict[int, Reply | Lost]:
+        """Make a call for each (place, talk, text). keep: records a reply, or the failure of the last try."""
         pending: list[int] = []
+        replies: dict[int, Reply | Lost] = {}
 
         def late(numbers: Sequence[int]) -> None:
             pending[:] = numbers
 
         def standing() -> str:
-            names = first_few([str(talks[number].name) for number in pending], 4)
+            names = first_few([str(asking[number][1].name) for number in pending], 4)
             return f"the environment {self.environment.name} is asked for {len(pending)} answers (records {names})"
 
-        def keep(place: int, said: tuple[Episode, Reply] | BaseException) -> None:
-            if not isinstance(said, BaseException):
-                self.recorded.keep(step, keys[place], said[1])
+        def heard(place: int, said: tuple[Episode, Reply] | BaseException) -> None:
+            if isinstance(said, InputError):  # it ends the run
+                return
+            found = Lost.by(said, self.environment.name) if isinstance(said, BaseException) else said[1]
+            replies[place] = found
+            if isinstance(found, Reply) or tries == _TRIES:
+                keep(place, Kept(found, tries))
 
         calls = [
             Call(
                 lambda talk=talk, text=text: self._call(talk, text),
                 self.seconds * (1 + (len(talk.heard) if talk.episode is None else 0)),
-                lambda said, place=place: keep(place, said),
+                lambda said, place=place: heard(place, said),
             )
-            for talk, text, place in zip(talks, texts, places, strict=True)
+            for place, talk, text in asking
         ]
         with self.waits.during(ENVIRONMENT, standing):
             found = in_time(calls, late)
-        replies: dict[int, Reply | BaseException] = {}
-        for talk, place, said in zip(talks, places, found, strict=True):
+        for (_, talk, _), said in zip(asking, found, strict=True):
             if isinstance(said, InputError):  # it cannot be read, and will not be
                 raise said
-            if isinstance(said, BaseException):
-                replies[place] = said
-            else:
-                talk.episode, replies[place] = said
+            if not isinstance(said, BaseException):
+                talk.episode = said[0]
         return replies
 
     def _call(self, talk: _Talk, text: str | None) -> tuple[Episode, Reply]:
@@ -312,26 +310,21 @@ class Talks:
 
     def _tell_lost(self, talks: Sequence[_Talk], step: int, everywhere: bool) -> None:
         """One line for the answers that the environment lost. everywhere: raise, since all of all ranks are lost."""
-        lost = [(talk, talk.lost) for talk in talks if talk.lost is not None]
+        lost = [(talk.lost, talk.name) for talk in talks if talk.lost is not None]
+        if everywhere:
+            self.recorded.ask_again(step)
         if everywhere and not lost:
             what = "the environment failed for each answer of the other ranks"
             raise EnvironmentFault(Fault(self.environment.name, what, "see their lines", code="SF-ENVIRONMENT"))
         if not lost:
             return
-        talk, error = lost[0]
-        name = self.environment.name
-        what = f"the environment raised {one_line(error)}"
-        if isinstance(error, SurefootError):
-            what = error.faults[0].what
-        if talk.outcome != "raised":
-            what = f"the environment gave {error}"
+        first, record = lost[0]
         if everywhere:
-            theirs = talk.outcome != "timed_out" and not isinstance(error, EnvironmentFault)
-            fault = Fault(place_in(error, name), f"{what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
-            raise (InputError if theirs else EnvironmentFault)(fault) from error
+            fault = Fault(first.where, f"{first.what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
+            raise (InputError if first.own_code else EnvironmentFault)(fault) from first.error
         self.notify(
-            f"step {step}: {len(lost)} of {len(talks)} answers are lost, the first to record {talk.name}: "
-            f"{place_in(error, name)}: {what}"
+            f"step {step}: {len(lost)} of {len(talks)} answers are lost, the first to record {record}: "
+            f"{first.where}: {first.what}"
         )
 
     def _text(self, ids: Sequence[int]) -> str:

@@ -182,7 +182,12 @@ class _Cycle:
             self.engine.follow()
         for number in missing:
             self.memory.ahead[number] = self._make(step, number)
-        self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
+        try:
+            self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
+        except Diverged:
+            if self.talks is not None:  # with too many lost answers, whose cause may be removed before a resume
+                self.talks.recorded.ask_again(step)
+            raise
 
     def _make(self, step: int, number: int) -> tuple[tuple[GroupEpisode, ...], Figures]:
         """Make the episodes of rollout `number`, generated at step `step`."""
