@@ -34,7 +34,9 @@ def teach(config: Path, overrides: tuple[str, ...], out: Path, top: int) -> None
     console, notes = screen(), Notes()
     folder = resolve_folder(loaded.model.path, loaded.model.revision, weights=False)
     require_distillation(loaded, folder)
-    facts = run_teach(loaded, plan_tokens(loaded, folder, notes), out, top, console.say)
+    tokens = plan_tokens(loaded, folder, notes)
+    with console.passing() as show:
+        facts = run_teach(loaded, tokens, out, top, say=console.say, on_progress=show)
     for caution in notes.cautions:
         console.say(f"caution: {caution}", style="yellow")
     size = sum(file.stat().st_size for file in out.iterdir())

@@ -77,6 +77,9 @@ def plan_kernels(
     )
 
 
+COMPARED_AT_ONCE = 256  # positions of a student and its teacher, where the student's logits exist already
+
+
 def head_rows(*, trains: bool) -> int:
     """Number of positions whose logits exist at once. Measured on a CPU with vocabularies of 32 k and 128 k: for a
     frozen head 256 are as fast as any; a trained head adds to a gradient of its own size each time, and is as fast as

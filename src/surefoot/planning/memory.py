@@ -27,12 +27,12 @@ from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModuleFact
 from surefoot.planning.expert_memory import expert_bytes
+from surefoot.planning.fast_paths import COMPARED_AT_ONCE
 from surefoot.planning.plan import OFF, Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
 
-_COMPARED = 256  # `surefoot.methods.losses.distill.POSITIONS`
 # Number of tensors of the MLP's width that an activation keeps besides its output: relu none; gelu_new consists of
 # seven operations. Others keep their input.
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
@@ -377,7 +377,7 @@ def _logits(work: Workload, positions: int) -> int:
     if not work.logits:
         return 0
     vocab, cast = work.model.vocab, work.width if work.autocast else 0
-    compared = min(positions, work.loss_rows or _COMPARED) * vocab * 4 * work.compared
+    compared = min(positions, work.loss_rows or COMPARED_AT_ONCE) * vocab * 4 * work.compared
     compared += positions * vocab * (cast or 4) if work.other_logits else 0
     if work.loss_rows is None:  # logits, their fp32 copy, the log-softmax, and the gradients of both
         return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4) + compared

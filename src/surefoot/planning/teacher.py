@@ -11,7 +11,7 @@ from surefoot.planning.workload import Workload
 
 # Further fp32 numbers for each logit of a chunk: log-probabilities of student and teacher, the teacher's logits, the
 # divergence's terms and its gradient, and what cross entropy beside it keeps.
-_COMPARED = 6
+_NUMBERS = 6
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[s
     """Return where the teacher's distributions come from, and the workload with it. Pure."""
     if teacher is None:
         return None, work
-    work = replace(work, compared=_COMPARED)
+    work = replace(work, compared=_NUMBERS)
     model = teacher.model
     if model is None:
         return Choice(teacher.path, teacher.stored, "user"), work

@@ -12,11 +12,11 @@ from surefoot.data.batching.loader import Layout, all_example_batches, with_prog
 from surefoot.kernels.divergence import Likeliest, Whole
 from surefoot.methods.distill.stored import StoredFacts, Writer, write_facts
 from surefoot.methods.distill.teacher import KEY, open_alone
-from surefoot.methods.losses.distill import POSITIONS
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.table import functions_of
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
+from surefoot.planning.fast_paths import COMPARED_AT_ONCE
 from surefoot.planning.plan import TokenizerPlan
 from surefoot.runs.load_models import planned_tokenizer
 from surefoot.runs.revisions import pin
@@ -27,13 +27,20 @@ _TOKENS = 4096  # of a forward pass, with padding
 
 
 def teach(
-    config: RunConfig, tokens: TokenizerPlan, out: Path, top: int, say: Callable[[str], None] = lambda line: None
+    config: RunConfig,
+    tokens: TokenizerPlan,
+    out: Path,
+    top: int,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> StoredFacts:
     """Write the folder `out`.
 
     tokens: the plan of the config's tokenizer.
     top: likeliest tokens to store at each position.
-    say: called with messages about progress.
+    say: called with cautions.
+    on_progress: called with how far it is, before every batch.
 
     Raises InputError where `out` exists, or the teacher or the data are not as the config needs them.
     """
@@ -54,7 +61,7 @@ def teach(
         for dataset in (one for one in (data.train, data.eval) if one is not None):
             total = len(dataset)
             batches = with_progress(
-                all_example_batches(dataset, layout), lambda done, of=total: say(f"{done:,} of {of:,} examples")
+                all_example_batches(dataset, layout), lambda done, of=total: on_progress(f"{done:,} of {of:,} examples")
             )
             for batch in batches:
                 with torch.no_grad(), alone.context():
@@ -81,8 +88,8 @@ def teach(
 def likeliest(known: Whole, top: int, temperature: float) -> Likeliest:
     """Return the likeliest tokens of each position. Raises InputError for a number that is not finite."""
     parts = []
-    for start in range(0, known.positions, POSITIONS):
-        log_q = known.log_probabilities(slice(start, start + POSITIONS), torch.float32, temperature)
+    for start in range(0, known.positions, COMPARED_AT_ONCE):
+        log_q = known.log_probabilities(slice(start, start + COMPARED_AT_ONCE), torch.float32, temperature)
         logprobs, tokens = log_q.topk(top)
         if not bool(logprobs.isfinite().all()):
             what = "the teacher gives log-probabilities that are not finite"

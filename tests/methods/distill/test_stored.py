@@ -17,6 +17,7 @@ from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from methods.distill.test_run import config_of, losses, run, world
 from surefoot.commands.main import main
 from surefoot.methods.distill import stored
+from surefoot.runs import teaching
 from surefoot.system.durable import sha256_file
 
 __all__ = ["world"]
@@ -165,6 +166,14 @@ def test_large_data_is_written_in_several_files(world, taught, tmp_path, monkeyp
     one, several = (config_of(world, tmp_path / name) for name in ("one", "several"))
     one["distill"]["teacher"], several["distill"]["teacher"] = str(taught / "8"), str(tmp_path / "8")
     assert losses(run(one)) == losses(run(several))
+
+
+def test_batches_leave_no_lines_behind(world, tmp_path, monkeypatch):
+    said = []
+    for name, tokens in (("few", 4096), ("many", 64)):
+        monkeypatch.setattr(teaching, "_TOKENS", tokens)
+        said.append(teach(config_of(world, tmp_path / "unused"), tmp_path / name, "--top", "8").splitlines())
+    assert len(said[0]) == len(said[1])
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def _stored_facts(config: RunConfig, path: str) -> TeacherFacts:
 
 
 def teacher_fingerprint(config: RunConfig) -> str:
-    """By which a resumed run knows its teacher again."""
+    """Return what a resumed run recognizes its teacher by: a digest of what is stored, or of the weights."""
     path = str(config.distill.teacher)
     return sha256_file(Path(path) / META) if is_stored(path) else weights_fingerprint(path)
 

@@ -24,9 +24,8 @@ from surefoot.kernels.divergence import Distillation, Known, Likeliest
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at, logits_at
+from surefoot.planning.fast_paths import COMPARED_AT_ONCE
 from surefoot.training.objective import LossSum, Objective
-
-POSITIONS = 256  # compared at once where the student's logits exist already
 
 # Rows on the student's device, and their `supervised_places` -> what is known there.
 Teacher = Callable[[Batch, torch.Tensor], Known]
@@ -63,7 +62,7 @@ def distill_objective(settings: DistillSettings, teacher: Teacher) -> Objective:
         )
         head = chunked_head(model)
         if head is None:
-            total = summed_over(logits_at(model, rows, places), loss, POSITIONS)
+            total = summed_over(logits_at(model, rows, places), loss, COMPARED_AT_ONCE)
         else:
             total = summed(hidden_at(model, rows, places), head, loss)
         sums = {"divergence": loss.divergence.sum()} if settings.sft else {}
