@@ -33,6 +33,7 @@ FREE = {
     "samples.max_new_tokens",
     "adapter.publish",
     "adapter.initial",
+    "adapter.initial_revision",
     "ppo.reward",
     "ppo.critic",
     "ppo.vllm_url",

@@ -6,15 +6,19 @@ import json
 import re
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from helpers.faults import gives
 from helpers.hub_stub import client_of, go_offline, serve
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
+from surefoot.config.schema import AdapterConfig
 from surefoot.methods.open_model import open_for_use
+from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.runs import prepare, revisions
 from surefoot.runs.revisions import Commit, Name, commits_from_json, commits_to_json, hub_names, pin
 from surefoot.system import hub as hub_client
@@ -114,6 +118,39 @@ class TestARun:
         assert gives(opened.described, "org/base")
         assert not [line for line in hub.asked if "NOTES.md" in line]
 
+    def test_reads_its_first_adapter_at_one_commit(self, hub, config, tmp_path, monkeypatch):
+        assert train(config, "optim.lr=1e-12", "optim.weight_decay=0").exit_code == 0
+        names = ("adapter_config.json", ADAPTER_WEIGHTS)
+        files = {name: (tmp_path / "out" / name).read_bytes() for name in names}
+        hub.add("models", "org/adapter", files)
+        first = hub.commit("models", "org/adapter")
+        moved = load_file(tmp_path / "out" / ADAPTER_WEIGHTS)
+        save_file({name: tensor + 1 for name, tensor in moved.items()}, tmp_path / "moved")
+        planned = prepare.plan_of
+
+        def moves(*arguments):
+            """The branch moves after the commit was looked up, before the weights are loaded."""
+            hub.add("models", "org/adapter", files | {ADAPTER_WEIGHTS: (tmp_path / "moved").read_bytes()})
+            return planned(*arguments)
+
+        monkeypatch.setattr(prepare, "plan_of", moves)
+        words = ("adapter.initial=org/adapter", "optim.lr=1e-12", "optim.weight_decay=0", "--overwrite")
+        result = train(config, *words)
+        assert result.exit_code == 0, result.output
+        assert hub.commit("models", "org/adapter") != first
+        assert ("org/adapter", first) in [(one["name"], one["commit"]) for one in recorded(config)]
+
+        def is_first():
+            after = load_file(tmp_path / "out" / ADAPTER_WEIGHTS)
+            return all(torch.allclose(after[name], moved[name], rtol=0, atol=1e-6) for name in moved)
+
+        assert is_first()
+        hub.add("models", "org/adapter", files)
+        unpinned = AdapterConfig.model_copy  # the twin: the commit is not written down
+        monkeypatch.setattr(AdapterConfig, "model_copy", lambda self, update: unpinned(self, update={}))
+        assert train(config, *words).exit_code == 0
+        assert not is_first()
+
     def test_says_and_records_that_the_hub_was_away(self, hub, config):
         assert train(config).exit_code == 0
         hub.broken = {"/api/": 503}
@@ -194,6 +231,10 @@ class TestHubNames:
         assert hub_names(held) == ["org/base", "org/data"]
         changes = ["stage=ppo", "ppo.max_new_tokens=8", "ppo.reward=score.py:vowels", "ppo.critic=org/critic"]
         assert hub_names(load_config(config, changes).config) == ["org/base", "org/critic", "org/data"]
+
+    def test_the_adapter_that_training_starts_from(self, config):
+        held = load_config(config, ["adapter.initial=org/adapter"]).config
+        assert hub_names(held) == ["org/base", "org/adapter", "org/data"]
 
     def test_what_lies_here_and_words_are_none(self, config, tmp_path):
         (tmp_path / "base").mkdir()

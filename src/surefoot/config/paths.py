@@ -31,7 +31,7 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
     section = data.get("data")
     requested = [section[name] for name in ("train", "eval") if name in section] if isinstance(section, dict) else []
     sources = [item for value in requested for item in (value if isinstance(value, list) else [value])]
-    paths = [(data.get("model"), "path"), (data, "output"), (section, "template")]
+    paths = [(data.get("model"), "path"), (data, "output"), (section, "template"), (data.get("adapter"), "initial")]
     for group, name in [*paths, *((source, "path") for source in sources)]:
         if isinstance(group, dict) and isinstance(value := group.get(name), str) and value.startswith("~"):
             group[name] = os.path.expanduser(value)
@@ -41,7 +41,10 @@ def expand_home(data: dict[str, Any]) -> dict[str, Any]:
 def path_problems(config: RunConfig) -> list[Problem]:
     """Return problems with the model path, data sources and run folder, and conflicts between them."""
     model = config.model.path
-    problems = [*model_problems(model), *_revision(model, config.model.revision), *_output(config.output, model)]
+    problems = [*model_problems(model), *_revision("model.path", model, config.model.revision)]
+    problems += _output(config.output, model)
+    if config.adapter is not None:
+        problems += _revision("adapter.initial", config.adapter.initial, config.adapter.initial_revision)
     named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
     named |= {key: name for name, key in config.grpo.reward_models.items()}
     for key, text in named.items():
@@ -106,10 +109,11 @@ def _model_inside(path: Path) -> str:
     return "give a folder with config.json, *.safetensors and tokenizer files"
 
 
-def _revision(model: str, revision: Any) -> Iterator[Problem]:
-    if revision is not None and os.path.isdir(model):
-        what = f"{model} is a folder on disk, which has no revisions"
-        yield _problem("model.revision", what, "leave it out", "model.path")
+def _revision(key: str, model: str | None, revision: str | None) -> Iterator[Problem]:
+    own = {"model.path": "model.revision"}.get(key, f"{key}_revision")
+    if revision is not None and (model is None or os.path.isdir(model)):
+        what = f"{key} names nothing" if model is None else f"{model} is a folder on disk, which has no revisions"
+        yield _problem(own, what, "leave it out", key)
 
 
 def _output(output: str, model: Any) -> Iterator[Problem]:

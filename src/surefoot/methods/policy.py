@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from surefoot.config.schema import RunConfig
+from surefoot.methods.initial import find_initial
 from surefoot.methods.method import ONE_GROUP, Built
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_of
-from surefoot.models.folder import resolve_folder
 from surefoot.models.forward import causal_model
 from surefoot.models.load import keep_left_out, load_model
 from surefoot.models.modes import set_dropout
@@ -22,7 +22,7 @@ from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantise
 from surefoot.models.qat import round_weights
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.saved_adapter import read_adapter, start_from
+from surefoot.models.saved_adapter import start_from
 from surefoot.models.value_head import freeze_output_head
 from surefoot.models.wrapped import train_sight
 from surefoot.planning.plan import OFF, OWN_DROPOUT, RunPlan
@@ -76,8 +76,8 @@ def load_policy(
     )
     if checkpoint is not None:
         load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
-    elif config.adapter and config.adapter.initial:
-        start_from(adapted, read_adapter(resolve_folder(config.adapter.initial, None, weights=True)))
+    elif (saved := find_initial(config, plan, base)) is not None:
+        start_from(adapted, saved)
     return adapted.train()
 
 

@@ -28,6 +28,7 @@ from surefoot.models.peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from surefoot.models.precision import is_finite
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.save import ADAPTER_WEIGHTS, adapter_tensors, load_adapter_weights, without_duplicates
+from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
 
 _READ = frozenset(
@@ -152,15 +153,61 @@ def add_saved(model: PeftModel, saved: SavedAdapter, name: str) -> None:
 
 
 def start_from(model: PeftModel, saved: SavedAdapter) -> None:
-    """Give the model's new adapter the weights of a saved one. Raises InputError if that has another kind, scale or
-    shape."""
-    own, there = model.peft_config[ADAPTER], _config(saved)
-    for name in ("use_dora", "use_rslora", "r", "lora_alpha"):
-        if (mine := getattr(own, name)) != (theirs := getattr(there, name)):
-            what = f"has {name} {theirs}, but the run's adapter has {mine}"
-            fix = "give adapter.kind, rank, alpha and rslora the values of the saved adapter"
-            raise InputError(Fault(str(saved.folder / ADAPTER_CONFIG), what, fix, code="SF-ADAPTER-FIT"))
+    """Give the model's new adapter the weights of a saved one, whose scale `check_shape` has compared. Raises
+    InputError if names or shapes differ."""
     _load(model, saved, ADAPTER)
+
+
+def check_shape(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts) -> None:
+    """Raises InputError unless the adapter has kind, rank, scale and modules of the planned one.
+
+    facts: the base model.
+    """
+    own, where = _config(saved), str(saved.folder / ADAPTER_CONFIG)
+    settings = {
+        "use_dora": (own.use_dora, plan.kind.value == "dora"),
+        "use_rslora": (own.use_rslora, plan.rslora),
+        "r": (own.r, plan.rank),
+        "lora_alpha": (own.lora_alpha, int(plan.alpha) if plan.alpha.is_integer() else plan.alpha),
+    }
+    fix = "give adapter.kind, rank, alpha and rslora the values of the saved adapter"
+    faults = [
+        Fault(where, f"has {name} {theirs}, but the run's adapter has {mine}", fix, code="SF-ADAPTER-FIT")
+        for name, (theirs, mine) in settings.items()
+        if theirs != mine
+    ]
+    for name, usual in (("rank_pattern", own.r), ("alpha_pattern", own.lora_alpha)):
+        others = {module: value for module, value in (saved.settings.get(name) or {}).items() if value != usual}
+        if others:
+            module, value = next(iter(others.items()))
+            what = f"{name} gives {module} {value} instead of {usual}, but a run has one rank and one alpha"
+            fix = "merge it into its base (surefoot export --merge) and train a new adapter on that"
+            faults.append(Fault(where, what, fix, code="SF-ADAPTER-FIT"))
+    if not faults and not plan.parameters:  # PEFT's names of adapted parameters tell only their module
+        faults = list(_other_modules(saved, plan, facts))
+    if faults:
+        raise InputError(faults)
+
+
+def _other_modules(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts) -> Iterator[Fault]:
+    ends = (".lora_A.weight", ".lora_B.weight")
+    there = {name.removeprefix(f"{PEFT_FRONT}.") for name in saved.tensors if name.endswith(ends)}
+    planned = {f"{module}{end}" for module in plan.targets.value for end in ends}
+    where = str(saved.folder / ADAPTER_WEIGHTS)
+    if different := sorted(name.partition(".lora_")[0] for name in there ^ planned):
+        what = f"{different[0]} has an adapter in only one of file and plan"
+        yield Fault(where, what, "give adapter.targets the modules of the saved adapter", code="SF-ADAPTER-FIT")
+        return
+    for module in facts.modules:
+        if module.linear is None or not module.in_layer or module.name not in plan.targets.value:
+            continue  # a head's rows may be more than the base's
+        inputs, outputs = module.linear
+        for end, shape in zip(ends, ([plan.rank, inputs], [outputs, plan.rank]), strict=True):
+            found = list(saved.tensors[f"{PEFT_FRONT}.{module.name}{end}"].shape)
+            if found != shape:
+                what = f"{module.name}{end} is {found}, the model's is {shape}"
+                yield Fault(where, what, "it belongs to another model", code="SF-ADAPTER-FIT")
+                return
 
 
 def _config(saved: SavedAdapter) -> LoraConfig:

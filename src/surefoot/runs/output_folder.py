@@ -55,6 +55,8 @@ def refuse_occupied(folder: Path, mode: Mode) -> None:
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
     inputs = [("model.path", config.model.path)]
+    if config.adapter is not None and config.adapter.initial is not None:
+        inputs.append(("adapter.initial", config.adapter.initial))
     if is_file(config.data.template):
         inputs.append(("data.template", config.data.template))
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):

@@ -70,15 +70,19 @@ def pin(config: RunConfig, known: Commits) -> tuple[RunConfig, Commits]:
     model, data = config.model, config.data
     if not looks_local(model.path):
         model = model.model_copy(update={"revision": commit("model", model.path, model.revision)})
+    adapter = config.adapter
+    if adapter is not None and adapter.initial is not None and not looks_local(adapter.initial):
+        found = commit("model", adapter.initial, adapter.initial_revision)
+        adapter = adapter.model_copy(update={"initial_revision": found})
     data = data.model_copy(update={"train": pinned(data.train), "eval": pinned(data.eval)})
-    return config.model_copy(update={"model": model, "data": data}), commits
+    return config.model_copy(update={"model": model, "adapter": adapter, "data": data}), commits
 
 
 def hub_names(config: RunConfig) -> list[str]:
     """Return the models and data sets that the run reads from the hub, without duplicates, cached or not. Raises
     InputError if a folder's description cannot be read."""
     scored = (config.reward.init, config.ppo.reward, config.ppo.critic, *config.grpo.reward_models)
-    scored += (config.distill.teacher,)
+    scored += (config.distill.teacher, config.adapter.initial if config.adapter else None)
     models = (config.model.path, config.alignment.reference, *scored)
     groups = (config.data.train, config.data.eval)
     sources = [source for group in groups if isinstance(group, tuple) for source in group]
