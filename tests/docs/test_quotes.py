@@ -54,6 +54,7 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt", ".gz", ".jinja")
 LARGEST_PICTURE = 150_000  # bytes: a readme loads at once
 NOT_RUN = {
     "quickstart": "tests/commands/quickstart runs it",
+    "python train.py": "needs a script; tests/interop/takeover/test_script_runs.py",
     "surefoot teach": "needs a teacher; tests/methods/distill/test_stored.py runs it",
     "chat": "reads what is typed; tests/commands/test_generate.py",
     "board": "serves until it is stopped; tests/web",
