@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from transformers import AutoTokenizer
@@ -28,7 +29,7 @@ from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
 from surefoot.report import journal
-from surefoot.system.errors import EnvironmentFault, Fault
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 BASE = Path(surefoot.__file__).parent / "commands" / "quickstart" / "base"
 LIMIT, STOP = 40, 1908
@@ -247,6 +248,95 @@ def test_one_that_fails_again_is_left_out_and_counted(marks, tmp_path):
     (line,) = world.told
     assert "RuntimeError: no more" in line
     assert "record 2" in line
+
+
+class Closing(Counting):
+    """Remembers when one of a record is made and closed."""
+
+    events: ClassVar[list[tuple[str, int]]] = []
+
+    def reset(self, record, seed):
+        super().reset(record, seed)
+        self.number = record["n"]
+        self.events.append(("made", self.number))
+
+    def close(self):
+        self.events.append(("closed", self.number))
+
+
+@pytest.fixture
+def events(monkeypatch):
+    monkeypatch.setattr(Closing, "events", [])
+    return Closing.events
+
+
+def test_an_object_whose_call_failed_is_closed_before_another_is_made(marks, tmp_path, events):
+    class Fails(Closing):
+        def step(self, answer):
+            if self.number == 1:
+                raise OSError("gone")
+            return super().step(answer)
+
+    World(marks, tmp_path, Fails).hold(Engine(stops=1.0), 3, limit=400)
+    assert [name for name, number in events if number == 1] == ["made", "closed"] * 2
+    assert sorted(events) == sorted([("closed", n) for n in (0, 1, 1, 2)] + [("made", n) for n in (0, 1, 1, 2)])
+
+
+@pytest.mark.parametrize("by", ["engine", "environment"])
+def test_what_ends_the_run_leaves_no_object_open(marks, tmp_path, events, by):
+    class Odd(Closing):
+        def step(self, answer):
+            return 7 if by == "environment" and self.number == 1 else super().step(answer)
+
+    class Breaks(Engine):
+        def answer(self, prompts, decoding, places=None, limits=None):
+            if by == "engine" and 0 in self.seen:
+                raise RuntimeError("no device")
+            return super().answer(prompts, decoding, places, limits)
+
+    with pytest.raises((RuntimeError, InputError)):
+        World(marks, tmp_path, Odd).hold(Breaks(stops=1.0), 3, limit=400)
+    assert sorted(events) == [("closed", n) for n in range(3)] + [("made", n) for n in range(3)]
+
+
+def test_one_that_is_late_is_closed_by_its_own_thread(marks, tmp_path, events):
+    on, closed = threading.Event(), threading.Event()
+    threads = {}
+
+    class Hangs(Closing):
+        def step(self, answer):
+            if self.number == 1:
+                threads.setdefault(threading.get_ident(), self)
+                on.wait(60)
+            return super().step(answer)
+
+        def close(self):
+            super().close()
+            if self.number == 1:
+                assert threads[threading.get_ident()] is self
+                closed.set()
+
+    World(marks, tmp_path, Hangs, seconds=SECONDS).hold(Engine(stops=1.0), 3, limit=400)
+    assert ("closed", 1) not in events
+    on.set()
+    assert closed.wait(60)
+
+
+def test_objects_are_closed_at_once_and_failures_told_in_one_line(marks, tmp_path, events):
+    together = threading.Barrier(6)
+
+    class Meets(Closing):
+        def close(self):
+            together.wait(20)
+            if self.number in (2, 3):
+                raise OSError("still in use")
+
+    world = World(marks, tmp_path, Meets)
+    heard = world.hold(Engine(stops=1.0), limit=400)
+    assert [one.outcome for one in heard.scores] == ["scored"] * 6
+    (line,) = world.told
+    assert "2 of 6" in line
+    assert "still in use" in line
 
 
 class Moody(Counting):
@@ -491,6 +581,19 @@ def test_a_wait_names_the_records_that_are_waited_for(marks, tmp_path, monkeypat
     world = World(marks, tmp_path, Slow)
     world.hold(Engine(stops=1.0), limit=400)
     assert named(world)
+
+
+def test_a_call_that_is_over_is_no_longer_waited_for_while_an_earlier_one_is():
+    told, on = [], threading.Event()
+
+    def waiting(numbers):
+        told.append(list(numbers))
+        if told[-1] == [0]:
+            on.set()
+
+    made = [calls.Call(lambda: on.wait(20), 30.0, lambda said: None), calls.Call(lambda: True, 30.0, lambda said: None)]
+    assert calls.in_time(made, waiting) == [True, True]
+    assert told == [[0, 1], [0], []]
 
 
 def test_many_calls_go_in_parts(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,31 +24,43 @@ class Call(Generic[Said]):
 
     do: makes it.
     seconds: its time limit.
-    heard: called once with what it said, what it raised or a TimeoutError, before anything else is done with that.
+    heard: called once with what it said, what it raised or `Late`, before anything else is done with that.
+    late: called by the thread of a call that was `Late`, once it has returned after all.
     """
 
     do: Callable[[], Said]
     seconds: float
     heard: Callable[[Said | BaseException], None]
+    late: Callable[[], None] = lambda: None
+
+
+class Late(TimeoutError):
+    """A call that has taken too long. Its thread may still be in it."""
 
 
 def in_time(calls: Sequence[Call[Said]], waiting: Callable[[Sequence[int]], None]) -> list[Said | BaseException]:
-    """Make the calls; return what each said, what it raised, or a TimeoutError. Raises what `heard` raises.
+    """Make the calls; return what each said, what it raised, or `Late`. Raises what `heard` raises.
 
     waiting: told the indices of the calls under way whenever they change.
     """
     found: dict[int, Said | BaseException] = {}
     unheard: list[Exception] = []
+    under_way: set[int] = set()
     lock = threading.Lock()
 
-    def hear(number: int, said: Said | BaseException) -> None:
+    def hear(number: int, said: Said | BaseException) -> bool:
+        """Return whether it is the first about this call."""
         with lock:
-            if number not in found:
-                found[number] = said
-                try:
-                    calls[number].heard(said)
-                except Exception as error:  # the caller's, such as a full disk: in a thread nobody would see it
-                    unheard.append(error)
+            if number in found:
+                return False
+            found[number] = said
+            under_way.remove(number)
+            waiting(sorted(under_way))
+            try:
+                calls[number].heard(said)
+            except Exception as error:  # the caller's, such as a full disk: in a thread nobody would see it
+                unheard.append(error)
+            return True
 
     def run(number: int) -> None:
         said: Said | BaseException
@@ -55,20 +68,22 @@ def in_time(calls: Sequence[Call[Said]], waiting: Callable[[Sequence[int]], None
             said = calls[number].do()
         except BaseException as error:  # SystemExit as well: an environment's end is not the run's
             said = error
-        hear(number, said)
+        if not hear(number, said):
+            with suppress(Exception):
+                calls[number].late()
 
     for start in range(0, len(calls), AT_ONCE):
         numbers = range(start, min(start + AT_ONCE, len(calls)))
         # Daemons: one that hangs must not keep the process from ending.
         threads = {number: threading.Thread(target=run, args=(number,), daemon=True) for number in numbers}
+        under_way.update(numbers)
+        waiting(numbers)
         began = time.monotonic()
         for thread in threads.values():
             thread.start()
         for number, thread in threads.items():
-            waiting([one for one in numbers if one not in found])
             thread.join(max(0.0, began + calls[number].seconds - time.monotonic()))
-            hear(number, TimeoutError(f"no answer within {calls[number].seconds:g} s"))
+            hear(number, Late(f"no answer within {calls[number].seconds:g} s"))
         if unheard:
             raise unheard[0]
-    waiting([])
     return [found[number] for number in range(len(calls))]

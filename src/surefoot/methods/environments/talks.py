@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.batch import RecordName
 from surefoot.data.tokenize.turns import TurnMarks
-from surefoot.methods.environments.calls import Call, in_time
+from surefoot.methods.environments.calls import Call, Late, in_time
 from surefoot.methods.environments.opened import Environment, Episode
 from surefoot.methods.environments.recorded import Kept, Recorded, key_of
 from surefoot.methods.environments.replies import Lost, Reply, total
@@ -49,6 +49,17 @@ _SUMS = (_TURNS, _OVER_TURNS, _OVER_TOKENS, _REPEATED, *_LOST)
 
 class _Changed(Exception):
     """An environment does not answer as it did before."""
+
+
+@dataclass
+class _Seat:
+    """Place of an episode, filled by the thread that makes it."""
+
+    episode: Episode | None = None
+
+    def close(self) -> None:
+        if self.episode is not None:
+            self.episode.close()
 
 
 @dataclass
@@ -74,7 +85,7 @@ class _Talk:
     kept: tuple[tuple[int, ...], ...] | None = ()
     said: list[str] = field(default_factory=list)
     heard: list[Reply] = field(default_factory=list)
-    episode: Episode | None = None
+    seat: _Seat = field(default_factory=_Seat)
     goes_on: bool = True
     stopped: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -170,6 +181,22 @@ class Talks:
                 asked.prompts, asked.records, asked.names, asked.seeds, asked.places, strict=True
             )
         ]
+        try:
+            self._talk(rollouts, talks, decoding, step)
+        finally:
+            self._close([talk.seat for talk in talks], step)
+        everywhere = needed and not self.anywhere(any(talk.lost is None for talk in talks))
+        self._tell_lost(talks, step, everywhere)
+        scores = [one.score for one in talks]
+        sums = sum((talk.counts for talk in talks), Counter(f"environment_{one.outcome}" for one in scores))
+        return Heard(
+            [one.rollout for one in talks],
+            scores,
+            [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in talks],
+            {name: sums[name] for name in _SUMS},
+        )
+
+    def _talk(self, rollouts: Rollouts, talks: list[_Talk], decoding: Decoding, step: int) -> None:
         self._ask(talks, step, decoding.seed)
         for talk in talks:
             if talk.heard and (text := talk.heard[0].text):
@@ -182,18 +209,6 @@ class Talks:
         while self.anywhere(any(talk.goes_on for talk in talks)):
             self._turn(rollouts, [talk for talk in talks if talk.goes_on], decoding, turn, step)
             turn += 1
-        for talk in talks:
-            self._close(talk)
-        everywhere = needed and not self.anywhere(any(talk.lost is None for talk in talks))
-        self._tell_lost(talks, step, everywhere)
-        scores = [one.score for one in talks]
-        sums = sum((talk.counts for talk in talks), Counter(f"environment_{one.outcome}" for one in scores))
-        return Heard(
-            [one.rollout for one in talks],
-            scores,
-            [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in talks],
-            {name: sums[name] for name in _SUMS},
-        )
 
     def _turn(self, rollouts: Rollouts, talks: list[_Talk], decoding: Decoding, turn: int, step: int) -> None:
         own = replace(decoding, seed=_turn_seed(decoding.seed, turn))
@@ -236,12 +251,12 @@ class Talks:
         for attempt in range(_TRIES):
             if not left:
                 break
-            if attempt:
-                for place in left:
-                    talks[place].episode = None
-                    talks[place].counts[_REPEATED] += 1
+            for place in left if attempt else ():
+                talks[place].counts[_REPEATED] += 1
             calls = [(place, talks[place], texts[place]) for place in left]
-            replies |= self._live(calls, lambda place, kept: self.recorded.keep(step, keys[place], kept), attempt + 1)
+            replies |= self._live(
+                calls, lambda place, kept: self.recorded.keep(step, keys[place], kept), attempt + 1, step
+            )
             left = [place for place in left if isinstance(replies[place], Lost)]
         for place, (talk, text) in enumerate(zip(talks, texts, strict=True)):
             reply = replies[place]
@@ -252,9 +267,12 @@ class Talks:
                 talk.lost, talk.goes_on = reply, False
 
     def _live(
-        self, asking: Sequence[tuple[int, _Talk, str | None]], keep: Callable[[int, Kept], None], tries: int
+        self, asking: Sequence[tuple[int, _Talk, str | None]], keep: Callable[[int, Kept], None], tries: int, step: int
     ) -> dict[int, Reply | Lost]:
-        """Make a call for each (place, talk, text). keep: records a reply, or the failure of the last try."""
+        """Make a call for each (place, talk, text); the episodes of those that fail are closed.
+
+        keep: records a reply, or the failure of the last try.
+        """
         pending: list[int] = []
         replies: dict[int, Reply | Lost] = {}
 
@@ -265,48 +283,57 @@ class Talks:
             names = first_few([str(asking[number][1].name) for number in pending], 4)
             return f"the environment {self.environment.name} is asked for {len(pending)} answers (records {names})"
 
-        def heard(place: int, said: tuple[Episode, Reply] | BaseException) -> None:
+        def heard(place: int, said: Reply | BaseException) -> None:
             if isinstance(said, InputError):  # it ends the run
                 return
-            found = Lost.by(said, self.environment.name) if isinstance(said, BaseException) else said[1]
+            found = Lost.by(said, self.environment.name) if isinstance(said, BaseException) else said
             replies[place] = found
             if isinstance(found, Reply) or tries == _TRIES:
                 keep(place, Kept(found, tries))
 
         calls = [
             Call(
-                lambda talk=talk, text=text: self._call(talk, text),
-                self.seconds * (1 + (len(talk.heard) if talk.episode is None else 0)),
+                lambda talk=talk, seat=talk.seat, text=text: self._call(talk, seat, text),
+                self.seconds * (1 + (len(talk.heard) if talk.seat.episode is None else 0)),
                 lambda said, place=place: heard(place, said),
+                talk.seat.close,
             )
             for place, talk, text in asking
         ]
         with self.waits.during(ENVIRONMENT, standing):
             found = in_time(calls, late)
+        failed: list[_Seat] = []
         for (_, talk, _), said in zip(asking, found, strict=True):
+            if isinstance(said, BaseException):
+                # One that is late is still in use, and is closed by its thread.
+                failed += [] if isinstance(said, Late) else [talk.seat]
+                talk.seat = _Seat()
+        self._close(failed, step)
+        for said in found:
             if isinstance(said, InputError):  # it cannot be read, and will not be
                 raise said
-            if not isinstance(said, BaseException):
-                talk.episode = said[0]
         return replies
 
-    def _call(self, talk: _Talk, text: str | None) -> tuple[Episode, Reply]:
+    def _call(self, talk: _Talk, seat: _Seat, text: str | None) -> Reply:
         """Say the newest turn; in a new episode all before it as well."""
-        episode = talk.episode
-        if episode is None:
-            episode = self.environment.make()
+        if seat.episode is None:
+            seat.episode = self.environment.make()
             for before, known in zip([None, *talk.said], talk.heard, strict=False):  # nothing was heard before a reset
-                if self._say(episode, talk, before) != known:
+                if self._say(seat.episode, talk, before) != known:
                     raise _Changed(f"turn {len(talk.heard)} needs an episode as before, which now answers otherwise")
-        return episode, self._say(episode, talk, text)
+        return self._say(seat.episode, talk, text)
 
     def _say(self, episode: Episode, talk: _Talk, text: str | None) -> Reply:
         return episode.reset(talk.record, talk.seed) if text is None else episode.step(text)
 
-    def _close(self, talk: _Talk) -> None:
-        if talk.episode is not None and talk.lost is None:
-            in_time([Call(talk.episode.close, self.seconds, lambda said: None)], lambda numbers: None)
-        talk.episode = None
+    def _close(self, seats: Sequence[_Seat], step: int) -> None:
+        """Close the episodes, all at once; one line for those that cannot be."""
+        calls = [Call(one.close, self.seconds, lambda said: None) for one in seats if one.episode is not None]
+        errors = [one for one in in_time(calls, lambda numbers: None) if isinstance(one, BaseException)]
+        if errors:
+            first = Lost.by(errors[0], self.environment.name)
+            what = f"close failed for {len(errors)} of {len(calls)} objects of the environment"
+            self.notify(f"step {step}: {what}: {first.where}: {first.what}")
 
     def _tell_lost(self, talks: Sequence[_Talk], step: int, everywhere: bool) -> None:
         """One line for the answers that the environment lost. everywhere: raise, since all of all ranks are lost."""
