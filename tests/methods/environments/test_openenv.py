@@ -51,6 +51,27 @@ def test_fields_that_are_not_named_are_found_in_the_schemas():
 
 
 @pytest.mark.parametrize(
+    ("seen", "done", "text"),
+    [
+        (0, False, "0"),
+        (False, False, "false"),
+        ({"left": []}, False, '{"left": []}'),
+        ("", False, ""),
+        (None, False, ""),
+        ("over", True, "over"),
+        (None, True, ""),
+    ],
+)
+def test_only_none_is_no_text_and_the_server_says_when_it_is_done(seen, done, text):
+    with openenv(lambda session, message: observed(0.5, done and message["type"] == "step", prompt=seen)) as server:
+        episode = open_environment(term_of(server.address)).make()
+        assert episode.reset({}, 0).text == text
+        reply = episode.step("a")
+    assert (reply.text, reply.done, reply.reward) == (text, done, 0.5)
+    assert bool(reply.said) == (text != "" or not done)
+
+
+@pytest.mark.parametrize(
     ("keys", "schema", "where"),
     [
         ({"action": "code"}, SCHEMA, "grpo.environment.action"),

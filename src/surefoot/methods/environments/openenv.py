@@ -86,15 +86,16 @@ class OpenEnvEpisode:
                 message = " ".join(str(found.get("message")).split())
                 what = f"the environment answers {kind} with {found.get('code')}: {message}"
                 raise EnvironmentFault(Fault(where, what, "see the server's log", code="SF-ENVIRONMENT"))
-            seen, reward, done = dict(found["observation"]), found["reward"], found["done"]
+            seen, reward, done = dict(found["observation"]), found["reward"], bool(found["done"])
         except (TypeError, KeyError, ValueError, AttributeError):
             what = "answers without observation, reward and done, as OpenEnv's servers do"
             raise EnvironmentFault(Fault(where, what, "is it an OpenEnv server?", code="SF-SERVER")) from None
         name = self._fields.observation
-        text = json.dumps(seen, ensure_ascii=False) if name is None else str(seen.get(name) or "")
+        value = seen if name is None else seen.get(name)
+        text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
         given = {
-            "observation": text or None,
+            "observation": text or (None if opening or done else ""),  # who says nothing and is not done goes on
             "reward": None if opening else reward,
-            "done": bool(done) or not (text or opening),
+            "done": done,
         }
         return reply_of(given, "user", where, opening=opening)
