@@ -227,6 +227,7 @@ def test_answers_that_an_environment_lost_are_counted_and_left_out(world, line, 
     config = config_of(world, "run", patience=9)
     config["duration"] = "6 steps"
     rows = run(config)
+    assert all("reward_environment" in row for row in rows)  # the only reward
     assert sum(row.get(f"environment_{outcome}", 0) for row in rows) == 4
     assert not any(name.startswith("rewards_") or name == "environment_timed_out" for row in rows for name in row)
     lost = [one for one in answers_of(config) if one["score"] is None]
@@ -238,14 +239,29 @@ def test_answers_that_an_environment_lost_are_counted_and_left_out(world, line, 
 
 def test_a_function_reads_the_turns(world):
     (world / "style.py").write_text(
-        "def turns_of(prompts, responses, turns):\n"
+        "from transformers import AutoTokenizer\n\n"
+        f"TOKENIZER = AutoTokenizer.from_pretrained({str(world / 'base')!r})\n\n\n"
+        "def turns_of(prompts, responses, response_ids, turns):\n"
         "    assert all(said[-1] == response for said, response in zip(turns, responses))\n"
+        "    assert TOKENIZER.batch_decode(response_ids, skip_special_tokens=True) == responses\n"
         "    return [len(said) for said in turns]\n"
     )
     config = config_of(world, "run", rewards=[f"{world / 'style.py'}:turns_of"])
     config["duration"] = "1 steps"
     (row,) = run(config)
     assert row["reward_turns_of"] == pytest.approx(2 * row["turns"] - 1)
+    kept = answers_of(config)
+    assert sum(one["tokens"] for one in kept) / len(kept) == pytest.approx(row["response_length"])
+
+
+def test_a_limit_of_length_is_one_of_the_last_turn(world):
+    config = config_of(world, "run", rewards=[{"name": "length", "longest": 20}])
+    config["duration"] = "1 steps"
+    run(config)
+    lengths = [one for one in answers_of(config) if len(one.get("turns", ())) > 1 and one["ended"]]
+    assert lengths
+    said = [int(one["rewards"]["length"]["reason"].split()[0]) for one in lengths]
+    assert all(0 < size < one["tokens"] for size, one in zip(said, lengths, strict=True))
 
 
 @pytest.mark.parametrize(

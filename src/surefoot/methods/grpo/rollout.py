@@ -71,7 +71,7 @@ class Scoring:
         asked = Answers(
             [self._text(one.prompt) for one in answers],
             [said[-1] for said in turns],
-            [one.response for one in answers],
+            [one.stretches[-1] for one in answers],
             [self.data.record(place) for place in places],
             [one.stopped for one in answers],
             by_models,
@@ -89,15 +89,15 @@ class Scoring:
                     "record": self.data.name(place),
                     "prompt": prompt,
                     "answer": response,
-                    "tokens": len(ids),
+                    "tokens": answer.drawn,
                     **({"turns": said} if len(said) > 1 else {}),
                     "ended": ended,
                     "score": one.total if math.isfinite(one.total) else None,
                     "rewards": {label: _kept(part) for label, part in one.parts.items()},
                 }
             )
-            for place, prompt, response, ids, said, ended, one in zip(
-                places, asked.prompts, asked.responses, asked.response_ids, turns, asked.stopped, graded, strict=True
+            for place, prompt, response, answer, said, ended, one in zip(
+                places, asked.prompts, asked.responses, answers, turns, asked.stopped, graded, strict=True
             )
         ]
 
@@ -359,7 +359,7 @@ def _figures(
     }
     if len(drawn) > 1:
         metrics["groups_redrawn"] = float(sum(len(one.answers) for one in drawn[1:]) // terms.group)
-    if len(own.parts) > 1:
+    if len(own.parts) > 1 or ENVIRONMENT in own.parts:
         metrics |= {f"reward_{label}": _mean(values) for label, values in own.parts.items()}
     metrics |= {f"rewards_{name}": float(count) for name, count in rollout.outcomes.items() if count}
     metrics |= counted(rollout.talked, sum(len(one.answers) for one in drawn))

@@ -142,7 +142,7 @@ class _Cycle:
             seconds=time.perf_counter() - started,
             metrics={
                 "reward": reward,
-                **(parts if len(parts) > 1 else {}),
+                **(parts if len(parts) > 1 or self.talks is not None else {}),
                 **self._passes_at(step, data),
                 **counted(found.talked, len(found.answers)),
                 "response_length": float(found.lengths.double().mean()),

@@ -22,7 +22,7 @@ class Answers:
     """Answers to score, with their prompts: lists of equal length.
 
     prompts, responses: texts without control tokens.
-    response_ids: token ids, with the stop token if there is one.
+    response_ids: token ids of the responses, with the stop token if there is one.
     records: the records of the prompts.
     stopped: whether the answer ended with a stop token.
     by_models: scores of reward models, by name; None for an answer without tokens.
