@@ -13,7 +13,7 @@ import pytest
 from helpers import zoo
 from helpers.faults import raises_fault
 from helpers.fork_server import ForkServer
-from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, llama2_tokenizer, llama3_tokenizer
+from helpers.model_layouts import LLAMA2_7B, LLAMA31_8B, LLAMA32_1B, llama2_tokenizer, llama3_tokenizer
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.config.load import load_config
@@ -34,6 +34,7 @@ PHI3_MINI = LLAMA2_7B | {
     "vocab_size": 32064,
     "sliding_window": 2047,
 }
+TEACHER = "the teacher"
 TEXTS = [{"text": "A heron stands still until a fish comes near. " * count} for count in range(1, 30)]
 PAIRS = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]
 JUDGED = [{"prompt": f"Say sky {n} times.", "completion": "sky " * n, "label": n % 3 > 0} for n in range(1, 41)]
@@ -62,9 +63,15 @@ def models(tmp_path_factory):
     }
     for name, path in found.items():
         (path / "config.json").write_text(json.dumps(LLAMA2_7B if "Llama-2" in name else LLAMA31_8B))
-    phi3 = zoo.phi3(folder / "phi3")
-    (phi3 / "config.json").write_text(json.dumps(PHI3_MINI))
-    return found | {"microsoft/Phi-3-mini-4k-instruct": phi3}
+    layouts = {  # whose tokenizers are loaded
+        "microsoft/Phi-3-mini-4k-instruct": (zoo.phi3, PHI3_MINI),
+        "meta-llama/Llama-3.2-1B-Instruct": (zoo.llama3, LLAMA32_1B),
+        TEACHER: (zoo.llama3, LLAMA31_8B),
+    }
+    for name, (make, config) in layouts.items():
+        found[name] = make(folder / name.rpartition("/")[2])
+        (found[name] / "config.json").write_text(json.dumps(config))
+    return found
 
 
 @pytest.fixture
@@ -100,14 +107,19 @@ def plan(name: str, models: dict[str, Path], *overrides: str):
     if name.startswith("ppo"):  # the reward model of another recipe; a server needs no memory here
         overrides = (*overrides, "ppo.reward=http://127.0.0.1:9/scores")
     config = load_config(Path("recipes") / name, overrides).config
-    located = load_config(Path("recipes") / name, [*overrides, f"model={models[config.model.path]}"]).config
+    places = [f"model={models[config.model.path]}"]
+    if config.distill.teacher:  # the same hub id as of another recipe's model, with a tokenizer that can be loaded
+        places.append(f"distill.teacher={models[TEACHER]}")
+    located = load_config(Path("recipes") / name, [*overrides, *places]).config
     return make_plan(located, hardware=hardware.preset(words[words.index("--hardware") + 1]))
 
 
 def test_names_say_stage_model_and_adapter():
     assert NAMES
     for name in NAMES:
-        assert re.fullmatch(r"(sft|pretrain|reward|dpo|kto|ppo|grpo)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name)
+        assert re.fullmatch(
+            r"(sft|pretrain|reward|dpo|kto|ppo|grpo|distill)-[a-z0-9-]+-(full|lora|dora|cpu)\.yaml", name
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,6 +206,7 @@ RUNS = [
     ("dpo-llama3-8b-lora.yaml", ["samples.count=0"]),
     ("kto-llama3-8b-lora.yaml", ["samples.count=0"]),
     ("sft-llama3-8b-pairs-lora.yaml", []),
+    ("distill-llama3-1b-lora.yaml", ["distill.teacher=models/small-llama", "samples.count=0"]),
 ]
 
 
