@@ -230,7 +230,26 @@ def test_several_processes_share_out_what_zero_says():
     found = told("sft", "--zero_stage 3 --offload", "--num_gpus 2").config
     assert found["parallel"] == {"engine": "deepspeed", "nproc": 2, "zero_stage": 3, "offload": "all"}
     assert found["batch"]["size"] == 32
-    assert "parallel" not in told("sft", "--zero_stage 3 --offload").config
+    assert "parallel" not in told("sft", "--zero_stage 3").config
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "outcome"),
+    [
+        ("sft", "--zero_stage 2 --offload", "carried"),
+        ("sft", "--zero_stage 3 --offload", "changed"),  # of the weights too, there
+        ("sft", "--offload", "listed"),
+        ("reward", "--zero_stage 1 --offload", "carried"),
+        ("ppo", "--actor_zero_stage 2 --offload", "carried"),
+        ("ppo", "--actor_zero_stage 2 --offload --enable_ema", "listed"),
+    ],
+)
+def test_one_process_offloads_its_optimizer(step, words, outcome):
+    found = told(step, words)
+    expected = None if outcome == "listed" else {"offload": "optimizer"}
+    assert found.config.get("parallel") == expected
+    assert [note.outcome for note in found.notes if note.where == "--offload"] == [outcome]
+    assert shape_problems(expand_short_forms(dict(found.config))) == []
 
 
 def test_a_step_is_known_by_its_folder_or_by_a_flag_of_its_own():

@@ -339,7 +339,12 @@ REFUSED = [  # of several settings the last one is refused
     "packing: true",
     "neat_packing: true",
     "pissa_init: true",
-    "adapter_name_or_path: saves/old",
+    "adapter_name_or_path: saves/old",  # whose files cannot be read
+    "adapter_name_or_path: saves/one,saves/two",
+    "adapter_name_or_path: saves/one\ncreate_new_adapter: true",
+    "adapter_name_or_path: saves/one\nadapter_folder: inner",
+    "finetuning_type: full\nadapter_name_or_path: saves/one",
+    "stage: rm\nadapter_name_or_path: saves/one",
     "bos_scaling_factor: 0.1",
     "default_system: Be brief.",
     "predict_with_generate: true",

@@ -52,6 +52,13 @@ _ROWS: tuple[Row, ...] = (
     joint("adapter", None, ("adapter.kind",), "lora or qlora", type=text),
     joint("load_in_8bit", False, ("precision.base",)),
     joint("load_in_4bit", False, ("precision.base",)),
+    joint(
+        "lora_model_dir",
+        None,
+        ("adapter.initial",),
+        "a folder, whose adapter_config.json decides rank, alpha, dropout and modules",
+        type=text,
+    ),
     joint("lora_r", None, ("adapter.rank",), type=whole),
     joint("lora_alpha", None, ("adapter.alpha",), type=number),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
@@ -224,7 +231,7 @@ _ROWS: tuple[Row, ...] = (
         "leave it out",
         "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs model_config "
         "rope_scaling "
-        "lora_model_dir lora_target_parameters lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
+        "lora_target_parameters lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
         "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
         "added_tokens_overrides resize_token_embeddings_to_32x shrink_embeddings shuffle_before_merging_datasets "
         "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "

@@ -9,6 +9,7 @@ from typing import Any
 from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method, set_prompted
 from surefoot.interop.draft import Draft
+from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS
 from surefoot.interop.shared_rules import (
     EIGHT_BITS,
@@ -83,13 +84,18 @@ def set_adapter(draft: Draft) -> None:
     if not kind:
         draft.drop("there is no adapter", "adapter", *shape, *targets)
         return
+    drops = draft["rl"] in (None, "grpo") and not draft["reward_model"]
+    if draft["lora_model_dir"] is not None:
+        draft.note("adapter", "carried")
+        set_initial(draft, "lora_model_dir", (*shape, *targets), dropout=drops)
+        return
     draft.set("adapter.kind", "dora" if draft["peft_use_dora"] else "lora", "adapter", "peft_use_dora")
     for name, key in (("lora_r", "rank"), ("lora_alpha", "alpha")):
         if draft[name] is None:
             draft.refuse(name, "is required with an adapter", "set it")
             return
         draft.set(f"adapter.{key}", draft[name], name)
-    if draft["rl"] in (None, "grpo") and not draft["reward_model"]:
+    if drops:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     else:
         draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")

@@ -39,7 +39,7 @@ _RUN = (
           type=text),
     joint("output_dir", None, ("output",), "default ./output: a run is always saved", type=text),
     listed("local_rank", -1, "is set by a launcher"),
-    joint("offload", False, ("parallel.offload",), _SHARED),
+    joint("offload", False, ("parallel.offload",), "with ZeRO; one process offloads the optimizer, without enable_ema"),
     joint("only_optimize_lora", False, ("adapter.kind",), "required with LoRA: only the adapter trains here"),
     listed("compute_fp32_loss", False, _FP32),
     joint("enable_tensorboard", False, ("report_to",)),

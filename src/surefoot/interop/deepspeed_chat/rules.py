@@ -169,16 +169,23 @@ def set_parallel(draft: Draft) -> None:
 
 
 def set_zero(draft: Draft, *stages: str) -> None:
-    """Set `parallel` for several processes; with one process nothing is sharded."""
+    """Set `parallel`: ZeRO and offload for several processes, offload alone for one, in which nothing is sharded."""
     count, offload = processes(draft), draft["offload"]
     for name in stages:
         if draft[name] not in (0, 1, 2, 3):
             draft.refuse(name, f"DeepSpeed has no stage {draft[name]}", "use 0, 1, 2 or 3")
             return
-    if count == 1:
-        draft.drop(_ALONE, *stages, "offload")
-        return
     highest = max(draft[name] for name in stages)
+    if count == 1:
+        draft.drop(_ALONE, *stages)
+        if not offload or not highest:
+            draft.drop("there is no ZeRO that offloads" if offload else "is off or not set", "offload")
+        elif "enable_ema" in draft.rows and draft["enable_ema"]:
+            draft.drop("enable_ema averages the weights on the device", "offload")
+        else:
+            why = "one process keeps the weights of its products on the device" if highest == 3 else ""
+            draft.set("parallel.offload", "optimizer", "offload", why=why)
+        return
     both = "both models use one engine, at the higher stage" if len({draft[name] for name in stages}) > 1 else ""
     draft.set("parallel.nproc", count, why="the number that the launcher starts")
     draft.set("parallel.engine", "deepspeed" if highest else "ddp", *stages, why=both)

@@ -48,8 +48,14 @@ def _attention_word(value: Any) -> str:
 
 MODEL = (
     joint("model_name_or_path", None, ("model.path",), type=text),
-    joint("adapter_name_or_path", None, (), "training cannot continue an adapter; export merges it", type=text),
-    listed("adapter_folder", None, "is for loading adapters from the hub, which training does not do"),
+    joint(
+        "adapter_name_or_path",
+        None,
+        ("adapter.initial",),
+        "one folder, whose adapter_config.json decides rank, alpha, dropout and modules",
+        type=text,
+    ),
+    listed("adapter_folder", None, "is refused with adapter_name_or_path, which then names the folder itself"),
     listed("cache_dir", None, "surefoot uses Hugging Face's cache; HF_HOME moves it"),
     listed("use_fast_tokenizer", True, "surefoot uses the fast tokenizer"),
     refused(
@@ -181,7 +187,7 @@ FINETUNING = (
     refused("pissa_init", False, "surefoot's adapters start at zero", "leave it out"),
     listed("pissa_iter", 16, "belongs to pissa_init"),
     refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support", "leave it out"),
-    listed("create_new_adapter", False, "a run starts with a new adapter"),
+    joint("create_new_adapter", False, (), "refused with adapter_name_or_path; export merges an adapter"),
     listed("freeze_trainable_layers", 2, "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_trainable_modules", "all", "belongs to finetuning_type: freeze, which is refused"),
     listed("freeze_extra_modules", None, "belongs to finetuning_type: freeze, which is refused"),

@@ -9,7 +9,8 @@ from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
 from surefoot.interop.llamafactory.data import SAME, UNTHINKING, set_data, why_not, writes_bos
-from surefoot.interop.settings import PACKED, UNPACKED
+from surefoot.interop.saved_adapter import MERGE, set_initial
+from surefoot.interop.settings import PACKED, UNPACKED, names
 from surefoot.interop.shared_rules import EIGHT_BITS
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
@@ -162,9 +163,6 @@ def set_model(draft: Draft) -> None:
     if draft["model_revision"] != "main":
         draft.set("model.revision", draft["model_revision"], "model_revision")
     draft.note("model_revision", "carried", "the hub's default")
-    if draft["adapter_name_or_path"] is not None:
-        fix = "merge it first (surefoot export), or leave it out for a new adapter"
-        draft.refuse("adapter_name_or_path", "surefoot starts every run with a new adapter", fix)
 
 
 def set_adapter(draft: Draft) -> None:
@@ -178,8 +176,14 @@ def set_adapter(draft: Draft) -> None:
         draft.note("finetuning_type", "carried", "no adapter: all weights train")
         for name in (name for name in switches if draft[name]):
             draft.refuse(name, "needs finetuning_type: lora")
-        draft.drop("finetuning_type is full", *_LORA, *switches)
+        if draft["adapter_name_or_path"] is not None:
+            draft.refuse("adapter_name_or_path", "needs finetuning_type: lora", MERGE)
+        draft.drop("finetuning_type is full", *_LORA, *switches, "create_new_adapter")
         return
+    if draft["adapter_name_or_path"] is not None:
+        _continue(draft, (*_LORA, *switches))
+        return
+    draft.drop("a run without adapter_name_or_path starts with a new adapter", "create_new_adapter")
     rank, alpha = draft["lora_rank"], draft["lora_alpha"]
     if rank < 1:
         draft.refuse("lora_rank", f"expected a number from 1, got {rank}")
@@ -199,6 +203,23 @@ def set_adapter(draft: Draft) -> None:
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
     if extra := draft["additional_target"]:
         draft.set("adapter.modules_to_save", extra, "additional_target")
+
+
+def _continue(draft: Draft, shape: tuple[str, ...]) -> None:
+    """Go on with a saved adapter, as LLaMA-Factory does with the last of adapter_name_or_path."""
+    path = names(draft["adapter_name_or_path"])
+    if draft["create_new_adapter"]:
+        what = "LLaMA-Factory merges adapter_name_or_path into the model then, and trains a new adapter"
+        draft.refuse("create_new_adapter", what, MERGE)
+    elif len(path) != 1:
+        what = "LLaMA-Factory merges all but the last adapter into the model"
+        draft.refuse("adapter_name_or_path", what, MERGE)
+    elif draft["adapter_folder"]:
+        draft.refuse("adapter_folder", "is within adapter_name_or_path", "name that folder in adapter_name_or_path")
+    else:
+        draft.note("finetuning_type", "carried")
+        draft.drop("is off: training goes on with the saved adapter", "create_new_adapter")
+        set_initial(draft, "adapter_name_or_path", shape, dropout=draft["stage"] not in ("dpo", "kto"))
 
 
 def set_vision(draft: Draft) -> None:
