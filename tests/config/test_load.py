@@ -210,6 +210,22 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("stage", "ppo"), ("ppo", "{vllm_url: 'http://a'}")): ("ppo.vllm_url", "ppo.engine"),
     (("stage", "ppo"), ("ppo", "{reward: 'https://host/score?api_key=abc'}")): ("ppo.reward", "key or a password"),
     (("stage", "ppo"), ("ppo", "{engine: vllm, vllm_url: 'http://me:a@host'}")): ("ppo.vllm_url", "key or a password"),
+    (("stage", "grpo"), ("grpo", "{rewards: ['https://host/?token=abc']}")): (
+        "grpo.rewards[0].name",
+        "key or a password",
+    ),
+    (("stage", "grpo"), ("grpo", "{environment: 'https://host/?api_key=abc'}")): (
+        "grpo.environment.name",
+        "key or a password",
+    ),
+    (("stage", "grpo"), ("grpo", "{rewards: [json], engine: vllm, vllm_url: 'http://me:a@host'}")): (
+        "grpo.vllm_url",
+        "key or a password",
+    ),
+    (("stage", "distill"), ("distill", "{teacher: a/b, on_policy: 1, engine: vllm, vllm_url: 'http://me:a@host'}")): (
+        "distill.vllm_url",
+        "key or a password",
+    ),
     (("stage", "ppo"), ("ppo", "{kl_horizon: 5}")): ("ppo.kl_horizon", "ppo.kl_target"),
     (("stage", "ppo"), ("data", "{train: a/b, max_length: 256}")): ("data.max_length", "ppo.max_new_tokens"),
     (("parallel", "{engine: single, nproc: 2}"),): ("parallel.nproc", "parallel.engine"),

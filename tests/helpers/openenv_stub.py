@@ -27,6 +27,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path != "/ws":
+            self.server.asked.append(self.path)  # type: ignore[attr-defined]
             raw = json.dumps(self.server.schema).encode()  # type: ignore[attr-defined]
             self.send_response(200)
             self.send_header("Content-Length", str(len(raw)))
@@ -84,6 +85,7 @@ class _Server(ThreadingHTTPServer):
     schema: dict[str, Any]
     answer: Answer
     sessions: list[dict[str, Any]]
+    asked: list[str]
 
     @property
     def address(self) -> str:
@@ -93,7 +95,7 @@ class _Server(ThreadingHTTPServer):
 @contextmanager
 def openenv(answer: Answer, schema: dict[str, Any] = SCHEMA) -> Iterator[_Server]:
     server = _Server(("127.0.0.1", 0), _Handler)
-    server.schema, server.answer, server.sessions = schema, staticmethod(answer), []
+    server.schema, server.answer, server.sessions, server.asked = schema, staticmethod(answer), [], []
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -211,9 +211,6 @@ def groups(config: RunConfig) -> Iterator[Problem]:
             what = "runs programs that the model writes, which is not allowed yet"
             fix = "read SECURITY.md about the sandbox, then set grpo.run_code: true"
             yield problem(f"grpo.rewards.{place}.name", what, fix, "grpo.run_code")
-        if is_address(term.name) and veiled(term.name) != term.name:
-            what = "contains what looks like a key or a password, which would be written to the run's files"
-            yield problem(f"grpo.rewards.{place}.name", what, "leave it out; a local proxy can add it")
 
 
 _DRAWING = ("max_new_tokens", "sampling_temperature", "engine", "vllm_url")  # keys of distill about drawn answers
@@ -241,13 +238,26 @@ def ppo(config: RunConfig) -> Iterator[Problem]:
     if given.unsup_coef == 0 and given.unsup_data != "none":
         what = "ppo.unsup_coef is 0, so it would have no effect"
         yield problem("ppo.unsup_data", what, "set a weight (DeepSpeed-Chat uses 27.8)", "ppo.unsup_coef")
-    for key, address in (("ppo.reward", given.reward), ("ppo.vllm_url", given.vllm_url)):
-        if address is not None and address.startswith(("http://", "https://")) and veiled(address) != address:
-            what = "contains what looks like a key or a password, which would be written to the run's files"
-            yield problem(key, what, "leave it out; a local proxy can add it")
     if given.kl_horizon != PpoConfig.model_fields["kl_horizon"].default and given.kl_target is None:
         what = "the coefficient adapts only if ppo.kl_target is set"
         yield problem("ppo.kl_horizon", what, "set ppo.kl_target, or leave it out", "ppo.kl_target")
+
+
+def addresses(config: RunConfig) -> Iterator[Problem]:
+    """Check for addresses with a secret in them."""
+    ppo, grpo = config.ppo, config.grpo
+    named = {
+        "ppo.reward": ppo.reward,
+        "ppo.vllm_url": ppo.vllm_url,
+        "grpo.vllm_url": grpo.vllm_url,
+        "distill.vllm_url": config.distill.vllm_url,
+        "grpo.environment.name": grpo.environment.name if grpo.environment else None,
+        **{f"grpo.rewards.{place}.name": term.name for place, term in enumerate(grpo.rewards)},
+    }
+    for key, address in named.items():
+        if address is not None and is_address(address) and veiled(address) != address:
+            what = "contains what looks like a key or a password, which would be written to the run's files"
+            yield problem(key, what, "leave it out; a local proxy can add it")
 
 
 def parallel(config: RunConfig) -> Iterator[Problem]:
@@ -281,5 +291,6 @@ RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     groups,
     teachers,
     ppo,
+    addresses,
     parallel,
 )

@@ -76,10 +76,11 @@ def prepare_examples(
 
 
 def _without_read(config: RunConfig, data: PreparedData) -> PreparedData:
-    """Remove the fields that rewards read from the audits' unused ones. A function or a server may read any field."""
+    """Remove the fields that rewards read from the audits' unused ones. A function, a server or an environment may read
+    any field."""
     read = [fields_read(term) for term in config.grpo.rewards]
     known = {name for fields in read for name in fields or ()}
-    reads_all = not read or None in read
+    reads_all = not read or None in read or config.grpo.environment is not None
 
     def seen(audit: Audit) -> Audit:
         unused = () if reads_all else tuple(name for name in audit.source.unused if name not in known)

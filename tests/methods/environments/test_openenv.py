@@ -143,9 +143,11 @@ def test_a_run_learns_from_a_server_and_counts_sessions_that_die(tmp_path):
             "batch": {"size": 8},
             "precision": "fp32",
             "duration": "1 steps",
+            "checkpoint": {"every": "1 steps"},
             "output": str(tmp_path / "run"),
         }
         surefoot.train(config, stream=io.StringIO())
+        assert server.asked == ["/schema"] * 2  # before the model is loaded, and after
     (row,) = [
         one
         for one in map(json.loads, (Path(config["output"]) / "trainer_log.jsonl").read_text().splitlines())
@@ -154,3 +156,11 @@ def test_a_run_learns_from_a_server_and_counts_sessions_that_die(tmp_path):
     assert row["environment_repeated"] == 1
     assert row["reward"] > 0
     assert row["mismatch"] < 1e-5
+    config["duration"] = "2 steps"
+    other = {**SCHEMA, "observation": {"properties": {**SCHEMA["observation"]["properties"], "hint": {}}}}
+    with openenv(guessing, other) as server, raises_fault("SF-RESUME-CHANGED", "grpo.environment"):
+        config["grpo"]["environment"]["name"] = server.address
+        surefoot.train(config, stream=io.StringIO(), resume=True)
+    with openenv(guessing) as server:  # twin: the same at another address
+        config["grpo"]["environment"]["name"] = server.address
+        surefoot.train(config, stream=io.StringIO(), resume=True)

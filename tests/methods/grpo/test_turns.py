@@ -294,3 +294,16 @@ def test_an_evaluation_that_the_environment_loses_does_not_end_the_run(world):
     assert len(run(config)) == 2
     events = (Path(config["output"]) / "events.jsonl").read_text()
     assert "ZeroDivisionError" in events
+
+
+def test_an_environment_may_read_every_field(world):
+    path = world / "run.yaml"
+    config = config_of(world, "run", rewards=["json"])  # which reads none of its own
+    read = {}
+    for name in ("with", "without"):
+        path.write_text(json.dumps(config))
+        done = CliRunner().invoke(main, ["data", str(path), "--json"])
+        assert done.exit_code == 0, done.output
+        read[name] = json.loads(done.stdout)["train"]["unused_fields"]
+        config["grpo"].pop("environment", None)
+    assert read == {"with": [], "without": ["answer"]}

@@ -13,6 +13,7 @@ The action's field for the text and the observation's text are found in the serv
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +27,16 @@ from surefoot.system.websocket import WebSocket
 
 @dataclass(frozen=True)
 class Fields:
-    """Names of the texts.
+    """What is used of a server's observations and actions.
 
     action: field that gets the text of a turn.
     observation: field that is the reply; None: the whole observation as JSON.
+    schemas: SHA-256 of /schema, by which a resumed run notices another environment.
     """
 
     action: str
     observation: str | None
+    schemas: str
 
 
 def find_fields(server: Server, action: str | None, observation: str | None, key: str) -> Fields:
@@ -59,7 +62,7 @@ def find_fields(server: Server, action: str | None, observation: str | None, key
     own = [name for name in sees if name not in ("done", "reward", "metadata")]
     if observation is None and len(own) == 1 and sees[own[0]].get("type") == "string":
         observation = own[0]
-    return Fields(action, observation)
+    return Fields(action, observation, hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest())
 
 
 class OpenEnvEpisode:

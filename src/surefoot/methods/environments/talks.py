@@ -2,17 +2,17 @@
 
     prompt | drawn, given, drawn, given, drawn
 
-The ids are put one behind another and none of them is ever made from text again: what was drawn stays as it was drawn,
-what the environment says is tokenised in the template's marks (`TurnMarks`). The next turn is drawn after exactly these
-ids, and the same ids are learned from, the drawn ones alone. Each turn draws from a stream of its own, a function of
-seed, place and turn.
+The ids are concatenated and never made from text again: drawn ids stay as they were drawn, and what the environment
+says is tokenised in the template's marks (`TurnMarks`). The next turn is drawn after exactly these ids, and the same
+ids are trained on, with a loss on the drawn ones only. Each turn draws from a stream of its own, a function of seed,
+place and turn.
 
 An answer ends where the environment says done; where a turn has no end (`max_new_tokens`), or what the environment says
 leaves no room for another token; and after `turns` turns. Only the first is an end, the others are limits.
 
-A call that raises or takes too long is made once more in a new episode, to which what was said before is said again. If
-that fails too, the answer has no score: it is left out and counted, as one whose reward failed. If that is so for all
-answers of a step's rollout, on all ranks, the run ends.
+A call that fails (it raises, takes too long, or gives a reward that is not finite) is repeated once in a new episode,
+to which the earlier turns are replayed. If that fails too, the answer has no score: it is not trained on, and is
+counted. If this happens to all answers of a step's rollout, on all ranks, the run ends.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from surefoot.methods.grpo.rollout import (
     with_penalty,
 )
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
-from surefoot.methods.grpo.turns import environment_reward, open_talks
+from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks
 from surefoot.methods.losses.grpo import pass_at_k
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
@@ -72,9 +72,10 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         "grpo.rewards": "; ".join(one.identity for one in rewards),
         "data.train": task.data.train.records_digest(),
     }
-    for one in environment_reward(config):
-        made_with["grpo.environment"] = one.identity
-        rewards = (one, *rewards)
+    environment = named_environment(config)
+    if environment is not None and config.grpo.environment is not None:
+        made_with["grpo.environment"] = environment.identity
+        rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
     memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify)
     if loaded.checkpoint is not None:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
@@ -84,7 +85,7 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     engine = rollout_engine(config, run.plan, loaded)
     models = open_reward_models(run, loaded)
     waits = Waits(notify)
-    talks = open_talks(run, loaded, waits, notify)
+    talks = None if environment is None else open_talks(run, loaded, environment, waits, notify)
     cycle = _Cycle(run, loaded, cycles, memory, engine, talks, rewards, models, reference, notify, waits)
     evaluate = None if task.data.eval is None else cycle.evaluate
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)

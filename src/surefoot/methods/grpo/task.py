@@ -15,7 +15,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
 from surefoot.methods.examples import prepare_examples
-from surefoot.methods.grpo.turns import check_environment, environment_reward
+from surefoot.methods.grpo.turns import named_environment, turn_marks
 from surefoot.methods.losses.grpo import GroupSettings, group_objective
 from surefoot.methods.losses.mismatch import Correction
 from surefoot.methods.losses.sft import supervised_logits
@@ -35,12 +35,13 @@ def prepare_grpo(
     *,
     read_record: ReadRecord | None = None,
 ) -> PreparedData:
-    """Prepare the prompts. Rewards, and the expected answers they compare with, are also checked here, so that errors
-    appear early."""
+    """Prepare the prompts. Rewards, the answers they compare with, and the environment are also checked here, before a
+    model is loaded."""
     open_rewards(config.grpo.rewards)
-    environment_reward(config)
+    environment = named_environment(config)
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
-    check_environment(config, tokens, tokenizer, data)
+    if environment is not None:
+        turn_marks(config, tokens, tokenizer, data, environment.role)
     if faults := _without_expected(config, data):
         raise InputError(faults)
     return data

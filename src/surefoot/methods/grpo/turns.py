@@ -13,7 +13,7 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.turns import TurnMarks
 from surefoot.families.templates import is_file
-from surefoot.methods.environments.opened import open_environment
+from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.talks import ENVIRONMENT, Talks
 from surefoot.methods.method import LoadedModels, Notify, RunInputs
@@ -23,12 +23,15 @@ from surefoot.planning.plan import TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 
 
-def environment_reward(config: RunConfig) -> tuple[Reward, ...]:
-    """The environment's scores as a reward; none without an environment. Raises InputError if it cannot be opened."""
+def named_environment(config: RunConfig) -> Environment | None:
+    """None if the config names none. Raises InputError or EnvironmentFault if it cannot be opened."""
     term = config.grpo.environment
-    if term is None:
-        return ()
-    return (Reward(ENVIRONMENT, term.weight, lambda one: list(one.by_environment), open_environment(term).identity),)
+    return None if term is None else open_environment(term)
+
+
+def environment_reward(environment: Environment, weight: float) -> Reward:
+    """The environment's scores as a reward."""
+    return Reward(ENVIRONMENT, weight, lambda one: list(one.by_environment), environment.identity)
 
 
 def turn_marks(
@@ -49,20 +52,10 @@ def turn_marks(
     return marks
 
 
-def check_environment(
-    config: RunConfig, tokens: TokenizerPlan, tokenizer: PreTrainedTokenizerBase, data: PreparedData
-) -> None:
-    """Raises InputError, before a model is loaded, for what `open_talks` raises it."""
-    if config.grpo.environment is not None:
-        turn_marks(config, tokens, tokenizer, data, open_environment(config.grpo.environment).role)
-
-
-def open_talks(run: RunInputs, loaded: LoadedModels, waits: Waits, notify: Notify) -> Talks | None:
-    """None without an environment. Raises InputError if it cannot be opened, or has no place in the template."""
+def open_talks(run: RunInputs, loaded: LoadedModels, environment: Environment, waits: Waits, notify: Notify) -> Talks:
+    """Raises InputError if it has no place in the template."""
     config, engine, term = run.config, loaded.engine, run.config.grpo.environment
-    if term is None:
-        return None
-    environment = open_environment(term)
+    assert term is not None
     return Talks(
         environment=environment,
         marks=turn_marks(config, run.plan.tokenizer, run.tokenizer, run.task.data, environment.role),
