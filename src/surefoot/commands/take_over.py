@@ -21,7 +21,7 @@ def translate_script(
     """Run the script until it calls train(), and return the config for what it built; its data and model are stored."""
     from surefoot.interop.takeover import Session
 
-    with Session(words, command) as session:
+    with Session(words, command, to_stderr=True) as session:
         return translated(session, command, options, own, dropped, None)[1]
 
 

@@ -96,11 +96,12 @@ def _record(folder: Path) -> dict[str, Any]:
 class Session:
     """A running script. Use as a context manager, which ends the script if it still waits for an answer."""
 
-    def __init__(self, words: Sequence[str], command: Command):
+    def __init__(self, words: Sequence[str], command: Command, *, to_stderr: bool = False):
         """Start the script.
 
         words: the command line as typed; names the Python.
         command: the same, without what starts the script.
+        to_stderr: print what the script prints there, so that stdout has surefoot's lines alone.
         """
         self._script = command.program
         python = python_words(words)
@@ -112,6 +113,7 @@ class Session:
             self._process = subprocess.Popen(
                 [*python, "-c", _START, path, str(command.processes), command.program, *command.arguments],
                 env={**os.environ, **command.environment},
+                stdout=2 if to_stderr else None,
             )
             self._socket = self._connected(listening)
         self._in, self._out = self._socket.makefile("r"), self._socket.makefile("w")

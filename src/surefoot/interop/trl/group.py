@@ -35,7 +35,7 @@ def _dropped(value: bool) -> float | str:
 
 
 def _scale(value: Any) -> str:
-    if value not in _SCALES:
+    if isinstance(value, list | dict) or value not in _SCALES:
         raise ValueError("group, batch or none")
     return _SCALES[value]
 
