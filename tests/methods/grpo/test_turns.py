@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -307,3 +308,24 @@ def test_an_environment_may_read_every_field(world):
         read[name] = json.loads(done.stdout)["train"]["unused_fields"]
         config["grpo"].pop("environment", None)
     assert read == {"with": [], "without": ["answer"]}
+
+
+@pytest.mark.parametrize(("lost", "code", "where"), [(3, "SF-PPO", "step 2"), (4, "SF-ENVIRONMENT", "tool.py:9")])
+def test_a_run_that_lost_answers_ended_asks_for_them_again(world, lost, code, where):
+    """Calls for three of step 2's four prompts fail, too many, or for all; they work again before the resume."""
+    (world / "tool.py").write_text(
+        TOOL.replace("self.turns = 0", "self.turns = 0 // (record['answer'] not in DOWN.read_text().split())")
+        + '\n\nDOWN = ASKED.with_name("down.txt")\n'
+    )
+    (world / "down.txt").write_text("")
+    config = config_of(world, "run") | {"checkpoint": {"every": "1 steps"}, "batch": {"size": 16}}
+    whole = {**config, "output": str(world / "whole")}
+    wanted = run(whole)
+    prompts = {one["record"]: one["prompt"] for one in answers_of(whole) if one["step"] == 2}.values()
+    down = [re.search(r"number (\d+)", one)[1] for one in prompts]
+    assert len(down) == 4
+    (world / "down.txt").write_text("\n".join(down[:lost]))
+    with raises_fault(code, world / where if ":" in where else where):
+        run(config)
+    (world / "down.txt").write_text("")
+    assert run(config, resume=True) == wanted
