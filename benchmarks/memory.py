@@ -1,7 +1,7 @@
 """Does the memory that the plan forecasts agree with what a run takes? On a CPU or a GPU, a fresh process per case.
 
     python benchmarks/memory.py [--device cuda] [--out FILE.json] [--only TEXT] [--from-python]
-                                [--packed DATA.json | --rollouts DATA.json]
+                                [--packed DATA.json | --distill DATA.json | --rollouts DATA.json]
 
 A case is a model, a length, an adapter and whether layers are computed again. Its process builds the model as a run
 does, by `surefoot`'s own set-up, and takes a few optimizer steps on random tokens, every one of them supervised. The
@@ -13,6 +13,7 @@ read, and counts. On a GPU it is the most that torch had allocated, which is wha
 product leaves there (cuBLAS's workspaces); beside it stands the most that torch had reserved.
 
 --packed: packed steps of a run on instructions instead, every micro-batch with a length of its own.
+--distill: the same of stage distill, beside a teacher of the student's size.
 --rollouts: steps of stage grpo that answer these instructions; rollouts and updates have a peak each.
 --from-python: with the caches of glibc's threads, which `surefoot train` does without and a run from Python has.
 """
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--packed", type=Path, metavar="DATA", help="a JSON list of instructions, as LLaMA-Factory has")
     parser.add_argument("--rollouts", type=Path, metavar="DATA", help="the same, whose instructions are answered")
+    parser.add_argument("--distill", type=Path, metavar="DATA", help="the same, beside a teacher in memory")
     parser.add_argument("--from-python", action="store_true", help="with the caches of glibc's threads")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,7 +72,7 @@ def main() -> None:
         process.restart_without_thread_cache()
     settle_device(options.device)
     found = []
-    data = options.packed or options.rollouts
+    data = options.packed or options.distill or options.rollouts
     kinds = cases(options.device, packed=data is not None)
     with tempfile.TemporaryDirectory() as temporary:
         for size, length, adapter, again in itertools.product(*kinds, ADAPTERS, AGAIN):
@@ -85,6 +87,7 @@ def main() -> None:
                 "folder": temporary,
                 "data": str(data.resolve()) if data else None,
                 "rollouts": options.rollouts is not None,
+                "distill": options.distill is not None,
             }
             if options.only not in case["name"]:
                 continue
@@ -170,28 +173,46 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 def measure_packed(case: dict[str, Any]) -> dict[str, Any]:
     """The same of a run's own first steps, each another set of documents."""
+    import torch
+
     from surefoot.config.load import load_config
     from surefoot.runs.load_models import planned_tokenizer
     from surefoot.runs.make_plan import make_plan
     from surefoot.runs.trial import ready
 
     shape, device = cases(case["device"], packed=True)[0][case["size"]], case["device"]
-    base, path = _world(case, shape, Path(case["data"]), "batch: {size: 16}\n")
+    base, path = _world(case, shape, Path(case["data"]), "batch: {size: 16}\n", _TAUGHT if case["distill"] else "")
     config = load_config(path).config
     planned_tokenizer(base, make_plan(config, measure=False).tokenizer)  # the imports
     process.bound_product_caches(device)
     before, code = _start(device)
+    models = []
+    _keep_teacher(models)
     with ready(config, PACKED_STEPS) as one:
+        models.append(one.loaded.engine.model)
         _begin(device)
         rows = []
         for step in range(1, PACKED_STEPS + 1):
             batches = one.batches(step)
             one.step(step, batches)
             rows += [batch.tokens for batch in batches]
-        return _found(one.plan, one.loaded.engine.model, device, before, code) | {
+        return _found(one.plan, torch.nn.ModuleList(models), device, before, code) | {
             "rows": rows,
             "held": one.plan.batch.tokens,
         }
+
+
+def _keep_teacher(models: list[Any]) -> None:
+    """Append the model that stage distill will open as its teacher."""
+    from surefoot.methods.distill import teacher
+
+    make = teacher.teacher_of
+
+    def kept(model: Any, *rest: Any) -> Any:
+        models.append(model)
+        return make(model, *rest)
+
+    teacher.teacher_of = kept
 
 
 def measure_rollouts(case: dict[str, Any]) -> dict[str, Any]:
@@ -233,27 +254,30 @@ def _even_prompts(case: dict[str, Any]) -> Path:
 
 
 _GRPO = f"grpo: {{rewards: [length_of.py:tokens], group: {GROUP}, max_new_tokens: {ANSWER}}}\n"
+_TAUGHT = "distill: {teacher: TEACHER}\n"
 _REWARD = "def tokens(prompts, responses, response_ids):\n    return [sum(ids) % 7 for ids in response_ids]\n"
 
 
 def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str, section: str = "") -> tuple[Path, Path]:
-    """The folder of the base and the file of the config. section: of stage grpo, which it then is."""
+    """The folder of the base and the file of the config. section: of another stage than sft, which it then is."""
     folder = Path(case["folder"])
     base = folder / case["size"].replace(" ", "")
-    if not base.exists():
-        words = [sys.executable, "-c", _BUILD, str(base), json.dumps(asdict(shape)), str(data), case["device"]]
-        subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
+    teacher = base.with_name(f"{base.name}-teacher")
+    for made in (base, teacher) if section == _TAUGHT else (base,):
+        if not made.exists():
+            words = [sys.executable, "-c", _BUILD, str(made), json.dumps(asdict(shape)), str(data), case["device"]]
+            subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
     reward = folder / "length_of.py"
     reward.write_text(_REWARD)
     adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
     path = folder / "run.yaml"
     packing = ", packing: on" if case.get("packed") else ""
     path.write_text(
-        f"stage: {'grpo' if section else 'sft'}\nmodel: {base}\n"
+        f"stage: {section.partition(':')[0] or 'sft'}\nmodel: {base}\n"
         f"output: {folder / 'run'}\nprecision: {case['precision']}\n{adapter}{batch}"
         f"data: {{train: {data}, max_length: {case['length']}, template: alpaca{packing}}}\n"
         f"duration: {PACKED_STEPS} steps\ngradient_checkpointing: {case['again']}\nattention: sdpa\n"
-        f"{case.get('more', '')}{section.replace('length_of.py', str(reward))}"
+        f"{case.get('more', '')}{section.replace('length_of.py', str(reward)).replace('TEACHER', str(teacher))}"
     )
     return base, path
 
