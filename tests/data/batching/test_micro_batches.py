@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.toy_model import toy_examples
-from surefoot.data.batching.batch import JudgedBatch, PairBatch
+from surefoot.data.batching.batch import DrawnBatch, JudgedBatch, PairBatch
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest
 
@@ -56,6 +56,8 @@ def test_packed_batches_of_every_kind_are_padded_again():
     found = in_padded_rows(judged[0], 0)
     assert same(found.rows, judged[1].rows)
     assert same(found.others, judged[1].others)
+    rows = judged[0].rows
+    assert same(in_padded_rows(DrawnBatch(rows, rows.weight), 0).rows, judged[1].rows)
 
 
 def test_a_part_has_whole_pairs_and_costs_no_more_when_padded():

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, Weighted, documents_at, unpacked
+from surefoot.data.batching.batch import (
+    IGNORE,
+    Batch,
+    DrawnBatch,
+    JudgedBatch,
+    PairBatch,
+    Weighted,
+    documents_at,
+    unpacked,
+)
 from surefoot.data.batching.loader import padded_rows
 
 
@@ -13,7 +22,7 @@ def in_padded_rows(batch: Weighted, pad_id: int) -> Weighted:
     """Return the same examples, with each sequence in its own padded row."""
     if isinstance(batch, Batch):
         return unpacked(batch, pad_id)
-    if isinstance(batch, PairBatch):
+    if isinstance(batch, PairBatch | DrawnBatch):
         return replace(batch, rows=unpacked(batch.rows, pad_id))
     if isinstance(batch, JudgedBatch):
         others = None if batch.others is None else unpacked(batch.others, pad_id)
