@@ -179,7 +179,6 @@ def _run_case(
     name: str,
     base: Path,
     data: Path,
-    changes: Mapping[str, Any],
     found: dict[str, Any],
     tell: Callable[[], None],
 ) -> None:
