@@ -563,3 +563,15 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         GALLERY.parent.mkdir(exist_ok=True)
         GALLERY.write_text(gallery())
+
+
+@pytest.mark.parametrize("entry", ["{wieght: 2}", "{name: exact, wieght: 2}", "{train: x.json, eval: 0.05}"])
+def test_a_wrong_entry_of_a_list_of_rewards_is_a_fault(tmp_path: Path, entry: str) -> None:
+    """Entries of this list have no keys of their own in the schema's table."""
+    path = tmp_path / "run.yaml"
+    text = "stage: grpo\nmodel: a/b\ndata: {train: x.jsonl}\noutput: runs/x\n"
+    path.write_text(f"{text}grpo:\n  rewards: [{entry}]\n")
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert {fault.code for fault in caught.value.faults} <= {"SF-CONFIG-KEY", "SF-FILE-MISSING"}
+    assert any(fault.where.startswith(f"{path}:6") for fault in caught.value.faults)

@@ -113,7 +113,9 @@ def test_in_bf16_with_eager_attention_they_are_those_of_whole_sequences_to_the_b
 
     assert apart() == 0
     kernel = torch.Tensor.log_softmax  # twin: the same number by another formula
-    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, dim: x - x.logsumexp(dim, keepdim=True))
+    # in the last place: x - logsumexp(x) alone is the same number on some processors
+    other = 1 + torch.finfo(torch.float32).eps
+    monkeypatch.setattr(torch.Tensor, "log_softmax", lambda x, dim: (x - x.logsumexp(dim, keepdim=True)) * other)
     (found, *_) = rollouts(model, [PROMPTS[1]] * 6)
     monkeypatch.setattr(torch.Tensor, "log_softmax", kernel)
     assert found.logprobs != rollouts(model, [PROMPTS[1]] * 6)[0].logprobs

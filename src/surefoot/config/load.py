@@ -188,6 +188,9 @@ def _repaired(data: dict[str, Any], problems: Sequence[Problem]) -> dict[str, An
     paths = [concerned(problem) for problem in problems]
     for path in sorted(paths, key=lambda path: -path.count(".")):  # nested keys before their groups
         *groups, name = path.split(".")
+        holder = all_keys().get(schema_key(".".join(groups)))
+        if holder is not None and not holder.children and groups[-1].isdecimal():
+            groups, name = groups[:-2], groups[-2]  # an entry of a list whose entries have no keys: leave out the list
         group: Any = data
         for step in groups:
             group = group[int(step) if isinstance(group, list) else step]

@@ -96,11 +96,12 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest
 
 
 def _missing(path: str) -> Problem:
-    key, group = all_keys()[schema_key(path)], shown_key(path.rpartition(".")[0])
+    above, _, name = path.rpartition(".")
+    key, group = all_keys().get(schema_key(path)), shown_key(above)
     under = f" under {group}" if group else ""
-    return Problem(
-        path, "is required", f"add `{key.name}: {as_yaml(key.example)}`{under}", "group", (key.path,), "SF-CONFIG-KEY"
-    )
+    added = f"{key.name}: {as_yaml(key.example)}" if key else f"{name}: …"  # items of a list have no keys of their own
+    keys = (key.path,) if key else (schema_key(above),)
+    return Problem(path, "is required", f"add `{added}`{under}", "group", keys, "SF-CONFIG-KEY")
 
 
 def _unknown(path: str, suggest: bool) -> Problem:

@@ -73,6 +73,7 @@ def nearest_key(path: str) -> Key | None:
     neighbours = [key for key in keys.values() if key.group == group]
     if (
         group in keys
+        and neighbours  # none: its entries are described by the key itself, as those of grpo.rewards
         and (beside := max(((likeness(name, key.name), key) for key in neighbours), key=_score))[0] >= CLOSE
     ):
         return beside[1]  # so that data.train.epoch is not taken for duration
