@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +149,27 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it has ended already
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def held_interruptions() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM act at the end of the block, for calls into C++ whose bindings lose an exception: pybind11
+    drops the one that a signal's handler raises while it converts an argument, and reports a TypeError."""
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread alone
+        yield
+        return
+    held: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def take_device(local_rank: int, local_world: int) -> None:

@@ -1,5 +1,8 @@
 """Pictures: what is in them, that equal runs give equal files, and that a failure ends nothing."""
 
+import contextlib
+import signal
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -137,3 +140,37 @@ def test_a_failure_is_a_caution(tmp_path, monkeypatch):
     assert written == []
     assert cautions[0] == "training_loss.png was not drawn: RuntimeError: no font"
     assert list(tmp_path.iterdir()) == []
+
+
+def interrupted(monkeypatch, number):
+    """The next picture gets a signal in a call whose binding loses the exception, as pybind11's casters do."""
+
+    def lose(figure):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+        return b"picture"
+
+    monkeypatch.setattr(plots, "png", lose)
+
+
+@pytest.fixture
+def raised_on_sigterm():
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_picture_is_drawn_is_not_lost(tmp_path, monkeypatch, raised_on_sigterm, number):
+    interrupted(monkeypatch, number)
+    with pytest.raises(KeyboardInterrupt):
+        draw_curves(tmp_path, make_rows(20), "demo")
+
+
+def test_twin_without_holding_it_the_signal_is_lost(tmp_path, monkeypatch, raised_on_sigterm):
+    interrupted(monkeypatch, signal.SIGTERM)
+    monkeypatch.setattr(plots, "held_interruptions", contextlib.nullcontext)
+    assert draw_curves(tmp_path, make_rows(20), "demo")[0]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from surefoot.families.files import read_json
 from surefoot.report.rows import Row, metric_fields, unit_of
 from surefoot.system import durable
+from surefoot.system.process import held_interruptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,10 +87,11 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
         if len(curve.values) < 2:
             continue
         path = run / f"training_{quantity.key}.png"
+        beside = evaluation if quantity.key == "loss" else None
         try:
-            durable.write_bytes(
-                path, png(draw(curve, in_unit(quantity, rows), name, evaluation if quantity.key == "loss" else None))
-            )
+            with held_interruptions():
+                picture = png(draw(curve, in_unit(quantity, rows), name, beside))
+            durable.write_bytes(path, picture)
             written.append(path.name)
         except Exception as error:  # fonts, back ends, disk: a failed picture must not lose the model
             cautions.append(f"{path.name} was not drawn: {type(error).__name__}: {error}")
