@@ -159,11 +159,12 @@ def test_twin_an_adapter_with_other_weights_is_found(build, tmp_path, monkeypatc
         proven(*handed(build(adapter=ADAPTER), tmp_path / "taken"))
 
 
-def test_settings_are_taken_by_value(build, tmp_path):
+def test_settings_are_taken_by_value(build, base, tmp_path):
     chosen = {"learning_rate": 3e-4, "max_steps": 7, "gradient_accumulation_steps": 3, "weight_decay": 0.1, "seed": 5,
-              "lr_scheduler_type": "cosine", "warmup_steps": 2, "bf16": True, "max_grad_norm": 0.5}  # fmt: skip
-    stopping = EarlyStoppingCallback(2, 0.01)
-    taken, _ = handed(build(adapter=ADAPTER, arguments=chosen, callbacks=[stopping]), tmp_path / "taken")
+              "lr_scheduler_type": "cosine", "warmup_steps": 2, "bf16": True, "max_grad_norm": 0.5,
+              "eval_strategy": "steps"}  # fmt: skip
+    more = {"eval_dataset": Texts(AutoTokenizer.from_pretrained(base)), "callbacks": [EarlyStoppingCallback(2, 0.01)]}
+    taken, _ = handed(build(adapter=ADAPTER, arguments=chosen, **more), tmp_path / "taken")
     config = translated(taken).config
     assert config["optim"] == {
         **config["optim"], "lr": 3e-4, "weight_decay": 0.1, "schedule": "cosine", "max_grad_norm": 0.5,
@@ -174,6 +175,11 @@ def test_settings_are_taken_by_value(build, tmp_path):
     assert shape == {"kind": "lora", "rank": 4, "alpha": 8, "dropout": 0.5, "targets": ["q_proj", "v_proj"]}
     assert config["early_stopping"] == {"patience": 2, "min_delta": 0.01}
     assert config["output"] == str(tmp_path / "out/surefoot")
+
+
+def test_early_stopping_without_evaluation_data_is_refused(build, tmp_path):
+    taken, _ = handed(build(callbacks=[EarlyStoppingCallback()]), tmp_path / "taken")
+    assert refused_settings(lambda: translated(taken)) == ["early_stopping_patience"]
 
 
 @pytest.mark.parametrize(("accumulated", "steps"), [(1, 6), (2, 4), (3, 2)])
@@ -273,16 +279,15 @@ def test_rows_of_several_texts_and_frozen_weights_are_refused(build, base, tmp_p
 
 
 def test_weights_are_linked_where_they_are_those_of_the_file_and_saved_where_not(build, base, tmp_path):
-    linked, _ = handed(build(), tmp_path / "linked")
+    handed(build(), tmp_path / "linked")
     weights = tmp_path / "linked/model/model.safetensors"
     assert weights.resolve() == (base / "model.safetensors").resolve()
-    assert "saved" not in linked.record
     model = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1
     saved, _ = handed(build(model=model), tmp_path / "saved")
-    assert saved.record["saved"]
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved/model")
+    assert not (saved.folder / "model/model.safetensors").is_symlink()
+    again = AutoModelForCausalLM.from_pretrained(saved.folder / "model")
     assert torch.equal(again.lm_head.weight, model.lm_head.weight)
 
 

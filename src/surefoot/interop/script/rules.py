@@ -31,7 +31,7 @@ def data_rule(reader: Reader) -> Any:
         elif not reader.is_trl:
             collator = "as in a causal LM collator; data.train_on=responses masks prompts"
             draft.set("data.train_on", "everything", why=collator)
-        _set_stopping(draft)
+        set_stopping(draft)
         if not reader.is_trl:
             draft.set("data.encoding", "whole", why="texts are tokenized in one piece and truncated at the end")
             return
@@ -45,7 +45,8 @@ def data_rule(reader: Reader) -> Any:
     return rule
 
 
-def _set_stopping(draft: Draft) -> None:
+def set_stopping(draft: Draft) -> None:
+    """Set early stopping, after data.eval."""
     names = ("early_stopping_patience", "early_stopping_threshold")
     if draft[names[0]] is None:
         return

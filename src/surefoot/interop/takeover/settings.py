@@ -11,6 +11,7 @@ from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import script_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.script.reader import LORA, PLAIN_TRAINER, QUANTISED, ROWS
+from surefoot.interop.script.rules import set_stopping
 from surefoot.interop.settings import by_name
 from surefoot.interop.takeover.session import RUN, Taken
 from surefoot.interop.translation import Note, Translation
@@ -94,7 +95,7 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
             continue
         if known in rows and value == rows[known].default:
             continue
-        if known in ("fsdp_config", "deepspeed_plugin") and not given.get("fsdp"):
+        if known == "fsdp_config" and not given.get("fsdp"):
             continue
         yield Word(known, value, name, f"{name}={shown(value)}")
     flags = record["arguments"]
@@ -133,9 +134,6 @@ def _data_rule(taken: Taken) -> Any:
             draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": "tokens"})
         draft.set("data.max_length", max(8, record["longest"]))
         draft.set("data.train_on", "everything", why="the rows have their own labels")
-        for name in ("early_stopping_patience", "early_stopping_threshold"):
-            key = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}[name]
-            if draft[name] is not None and draft["early_stopping_patience"] is not None:
-                draft.set(f"early_stopping.{key}", draft[name], name)
+        set_stopping(draft)
 
     return rule

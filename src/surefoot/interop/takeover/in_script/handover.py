@@ -168,7 +168,6 @@ class HandOver:
             return facts
         else:
             base.save_pretrained(folder, state_dict=base_state(base))
-            facts["saved"] = True
         if getattr(base, "generation_config", None) is not None:
             base.generation_config.save_pretrained(folder)
         self._write_tokenizer(folder, source)
