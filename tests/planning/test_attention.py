@@ -109,7 +109,7 @@ def test_default():
 
 def test_why_flash_is_not_used_is_said():
     assert "attention_dropout 0.1" in decide(dropout=0.1)[0].kernels.reason
-    assert "this run computes in fp32" in decide(hardware=H100)[0].kernels.reason
+    assert gives(decide(hardware=H100)[0].kernels.reason, "fp32")
     assert "196678" in decide(hardware=H100, compute="bf16")[0].kernels.reason
 
 
@@ -158,27 +158,27 @@ class TestMeasured:
 class TestRightButNotTimed:
     """As where other programs hold the memory of a GPU. Nothing is wrong then, and nothing is known to be faster."""
 
-    NO_ROOM = AttentionTrial("math", 0.0, "", untimed="its scores have no room")
+    NO_ROOM = AttentionTrial("math", 0.0, "", untimed="no room")
 
     def test_the_default_stays_where_nobody_could_time_it(self):
-        flash = AttentionTrial("flash", 0.0, "", untimed="cannot be timed: CUDA out of memory")
+        flash = AttentionTrial("flash", 0.0, "", untimed="OOM")
         plan, notes = decide(trials=[flash, trial("eager", 9.0)])
         assert summary(plan)[1:] == (("flash", "math"), "flash")
         assert plan.expected.source == "default"  # nothing was held against it
-        assert plan.expected.reason.endswith("how fast it is, is not known: cannot be timed: CUDA out of memory")
+        assert gives(plan.expected.reason, "OOM")
         assert not notes.cautions
         assert not notes.faults
 
     def test_twin_one_that_was_timed_says_what_it_was_held_against(self):
         plan, _ = decide(trials=[trial("flash", 1.0), trial("eager", 9.0)])
         assert plan.expected.source == "measured"
-        assert "nothing was 1.5 times as fast" in plan.expected.reason
+        assert gives(plan.expected.reason, 1.5)
         assert "flash 1, eager 9" in plan.expected.reason
 
     def test_a_winner_that_nobody_timed_shows_no_times(self):
-        plan, _ = decide(trials=[self.NO_ROOM, AttentionTrial("flash", 0.0, "is off")])
+        plan, _ = decide(trials=[self.NO_ROOM, AttentionTrial("flash", 0.0, "wrong")])
         assert "milliseconds" not in plan.kernels.reason
-        assert "flash: is off" in plan.kernels.reason
+        assert "flash: wrong" in plan.kernels.reason
 
     def test_it_loses_to_none_and_beats_none(self):
         plan, _ = decide(trials=[trial("flash", 1.0), self.NO_ROOM])
@@ -236,24 +236,25 @@ class TestSwitches:
 
     @pytest.mark.parametrize(
         ("hardware", "why"),
-        [(CPU, "cudnn exists only on NVIDIA GPUs"), (H100, "cudnn runs only when it is switched on")],
+        [(CPU, "NVIDIA"), (H100, "on")],
     )
     def test_cudnn_does_not_step_in_for_what_was_switched_off(self, hardware, why):
         _, notes = decide(dict.fromkeys(("flash", "mem_efficient", "math"), "off"), hardware=hardware, compute="bf16")
         assert keys(notes) == ["attention"]
-        assert why in str(notes.faults[0])
+        (of_cudnn,) = [one for one in notes.faults[0].what.split("; ") if gives(one, "cudnn")]
+        assert gives(of_cudnn, why)
 
     def test_a_kernel_that_cannot_run_is_refused_when_asked_for(self):
         for kernel, hardware, compute, dropout, says in [
-            ("flash", H100, "fp32", 0.0, "fp16 and bf16 only"),
-            ("flash", T4, "fp16", 0.0, "capability 8.0"),
-            ("flash", CPU, "fp32", 0.1, "no dropout"),
+            ("flash", H100, "fp32", 0.0, "bf16"),
+            ("flash", T4, "fp16", 0.0, "8.0"),  # the compute capability that it needs
+            ("flash", CPU, "fp32", 0.1, "dropout"),
             ("mem_efficient", CPU, "fp32", 0.0, "NVIDIA"),
             ("cudnn", CPU, "bf16", 0.0, "NVIDIA"),
         ]:
             _, notes = decide({kernel: "on"}, hardware=hardware, compute=compute, dropout=dropout)
             assert f"attention.{kernel}" in keys(notes)
-            assert says in str(notes.faults[0])
+            assert gives(notes.faults[0].what, says)
 
     def test_heads_beyond_256_do_not_fit_flash(self):
         assert not decide({"flash": "on"}, hardware=H100, compute="bf16", head_dim=256)[1].faults
@@ -284,14 +285,14 @@ class TestOtherImplementations:
         ("hardware", "compute", "says"),
         [
             (CPU, "bf16", "NVIDIA"),
-            (T4, "fp16", "capability"),
-            (H100, "fp32", "fp16 and bf16"),
-            (T4, "fp32", "fp16 and bf16"),
+            (T4, "fp16", "8.0"),  # the compute capability that it needs
+            (H100, "fp32", "bf16"),
+            (T4, "fp32", "bf16"),
         ],
     )
     def test_flash_attention_2_is_refused_where_it_cannot_run(self, hardware, compute, says):
         _, notes = decide("flash_attention_2", hardware=hardware, compute=compute)
-        assert says in "\n".join(map(str, notes.faults))
+        assert any(gives(fault.what, says) for fault in notes.faults)
         assert "attention.implementation: sdpa" in notes.faults[0].fix  # the whole key: it becomes the word of a tool
 
     def test_or_is_not_installed(self):
@@ -322,7 +323,7 @@ class TestWindow:
     def test_on_a_cpu_flash_takes_the_mask(self):
         plan, _ = self.plan(512, 2048, CPU)
         assert plan.expected.value == "flash"
-        assert "with a mask: a window of 512 tokens over examples of up to 2048 needs one" in plan.kernels.reason
+        assert [gives(plan.kernels.reason, one) for one in ("mask", 512, 2048)] == [True] * 3
 
     def test_flash_by_hand_is_refused_with_the_reason(self):
         _, notes = self.plan(512, 2048, request={"flash": "on"})
@@ -333,12 +334,12 @@ class TestWindow:
 
 class TestWithoutSdpa:
     def plan(self, request):
-        return decide(request, hardware=H100, compute="bf16", without_sdpa="SDPA cannot cap")
+        return decide(request, hardware=H100, compute="bf16", without_sdpa="scores are capped")
 
     def test_the_default_is_eager_with_the_reason(self):
         plan, notes = self.plan("auto")
         assert summary(plan) == ("eager", (), "eager")
-        assert plan.implementation.reason == "SDPA cannot cap"
+        assert plan.implementation.reason == "scores are capped"
         assert not notes.faults
 
     @pytest.mark.parametrize("request_", ["sdpa", {"math": "on"}])

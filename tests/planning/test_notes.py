@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.architectures import GEMMA2, GPT2, LLAMA, OPT, PHI3
+from helpers.faults import gives
 from helpers.model_layouts import model_facts, run_config, small_tokenizer
 from surefoot.config import schema
 from surefoot.families.model_facts import ModelFacts
@@ -49,8 +50,7 @@ def test_a_forbidden_pad_of_the_tokenizer_is_replaced_with_the_reason(tmp_path):
     plan, notes = tokens(tmp_path, OPT)
     assert plan.pad_token.value == "<pad>"
     (caution,) = notes.cautions
-    assert "begins and ends every text" in caution
-    assert "'<pad>'" in caution  # the one that is used, by name
+    assert ("'</s>'" in caution, "'<pad>'" in caution) == (True, True)  # the forbidden one and the one that is used
     assert tokens(tmp_path, LLAMA)[0].pad_token.value == "</s>"  # twin: another family may
 
 
@@ -69,7 +69,7 @@ def test_a_forbidden_pad_by_hand_is_refused(tmp_path):
 def test_phi3_follows_its_tokenizer(tmp_path):
     plan, _ = tokens(tmp_path, PHI3)
     assert plan.bos.value is False
-    assert "phi3 models differ; its tokenizer does not begin a text with it" in plan.bos.reason
+    assert gives(plan.bos.reason, "phi3")
 
 
 COMPARING = ("reward", "dpo", "kto", "ppo")
@@ -92,7 +92,7 @@ def check_without_a_word_a_stage_that_compares_has_none(gpt2, stage):
     assert drops(as_trained(gpt2, asked(stage))) == (stage not in COMPARING)
     choice = plan_dropout(asked(stage))
     assert choice.value == (0.0 if stage in COMPARING else "own")
-    assert ("model.dropout: own" in choice.reason) == (stage in COMPARING)
+    assert gives(choice.reason, "model.dropout") == (stage in COMPARING)
 
 
 def test_without_a_word_a_stage_that_compares_has_none(gpt2):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from helpers.architectures import LLAMA
+from helpers.faults import gives
 from helpers.model_layouts import model_facts, run_config
 from surefoot.planning.measurements import AttentionTrial, LengthFacts, longest_document
 from surefoot.planning.notes import Notes
@@ -41,8 +43,8 @@ def plan(facts, trials=(), *, packing="auto", padding=0.2, notes=None, longest=3
 def test_what_was_measured_decides(facts):
     value, source, reason, _ = plan(facts, FAST)
     assert (value, source) == ("matmul", "measured")
-    assert "20% of the tokens of padded rows are padding" in reason
-    assert "matmul 10, sdpa 30, padded 20" in reason
+    assert gives(reason, "20%")
+    assert re.findall(r"(matmul|sdpa|padded) (\d+)", reason) == [("matmul", "10"), ("sdpa", "30"), ("padded", "20")]
 
 
 def test_the_default_is_left_for_a_gain_alone(facts):
@@ -59,14 +61,14 @@ def test_the_default_is_left_for_a_gain_alone(facts):
 
 def test_what_is_right_and_could_not_be_timed_is_no_fault_and_no_reason(facts):
     """As where other programs hold a GPU's memory; the twin is a form that is wrong."""
-    untimed = (AttentionTrial("sdpa", 0.0, "", untimed="cannot be timed: CUDA out of memory"), FAST[2])
+    untimed = (AttentionTrial("sdpa", 0.0, "", untimed="OOM"), FAST[2])
     assert plan(facts, untimed)[:2] == ("plain", "default")
     assert plan(facts, untimed, packing="on")[::3] == ("sdpa", [])
-    wrong = (AttentionTrial("matmul", 0.0, "is off"), *untimed)
+    wrong = (AttentionTrial("matmul", 0.0, "wrong"), *untimed)
     assert plan(facts, wrong, packing="on")[0] == "sdpa"
     assert plan(facts, WRONG, packing="on")[3] == ["data.packing"]
-    unlike = (FAST[0], AttentionTrial("padded", 0.0, "", untimed="cannot be timed: CUDA out of memory"))
-    assert "cannot be timed" in plan(facts, unlike)[2]
+    unlike = (FAST[0], AttentionTrial("padded", 0.0, "", untimed="OOM"))
+    assert gives(plan(facts, unlike)[2], "OOM")
 
 
 def test_the_users_word_stands(facts):
@@ -131,12 +133,12 @@ def test_packages_that_are_installed_are_tried_after_torchs_kernel(facts):
 @pytest.mark.parametrize("packing", ["on", "auto"])
 def test_a_package_is_taken_only_if_it_is_right_and_clearly_faster(facts, packing):
     usual, slow, fast = trial("varlen", 1e-3), trial("flash_attn_2", 0.9e-3), trial("flash_attn_3", 0.5e-3)
-    wrong = trial("flash_attn_3", 0.5e-3, "the output is off by 0.2")
+    wrong = trial("flash_attn_3", 0.5e-3, "wrong")
     assert on_a_gpu_with(facts, usual, slow, fast, packing=packing)[0] == "flash_attn_3"
     assert on_a_gpu_with(facts, usual, slow, packing=packing)[0] == "varlen"  # little faster: not another plan
     value, reason = on_a_gpu_with(facts, usual, slow, wrong, packing=packing)
     assert value == "varlen"
-    assert "not used: flash_attn_3: the output is off by 0.2" in reason
+    assert "flash_attn_3: wrong" in reason
 
 
 def test_a_package_stands_in_where_torchs_kernel_fails(facts):
@@ -167,7 +169,7 @@ def test_of_packing_and_prompts_computed_once_fewer_tokens_win(facts):
     assert decided(True, 0.9)[0] == "matmul"
     value, reason = decided(True, 0.6)
     assert value == "plain"
-    assert "60% of the tokens of padded rows, packing 70%" in reason
+    assert [gives(reason, share) for share in ("60%", "70%")] == [True, True]  # of the tokens of padded rows
     assert decided(False, 0.6)[0] == "matmul"
 
 

@@ -302,7 +302,7 @@ def test_an_unknown_family_is_planned_with_a_caution(decide, monkeypatch):
         lambda folder, config: dataclasses.replace(known(folder, config), family=None, model_type="novel"),
     )
     plan = decide(SMALL, "chat", "h100")
-    assert "'novel' is not described yet" in plan.cautions[0]
+    assert "'novel'" in plan.cautions[0]
     assert plan.adapter.targets.value[0] == "model.layers.0.self_attn.q_proj"
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers.faults import gives
 from surefoot.kernels.packed_attention import FORMS, documents_of
 from surefoot.planning.measurements import PADDED
 from surefoot.planning.probes import documents as module
@@ -42,7 +43,7 @@ def test_our_forms_pass_and_are_timed_beside_padded_rows(dtype):
 
 def test_twin_that_lets_documents_see_each_other_is_not_timed():
     found = trials({"leaks": leaks, "sdpa": ours("sdpa")})
-    assert "is off by" in found["leaks"].failure
+    assert gives(found["leaks"].failure, f"{GATE['fp32']:.2g}")
     assert found["leaks"].seconds == 0
     assert found["sdpa"].passed
 
@@ -78,14 +79,15 @@ def test_memory_that_ends_where_inputs_are_made_is_no_fault_of_the_form(monkeypa
 
     def make(rows, groups, kv_heads, tokens, *rest, **named):
         if (rows, tokens) == shape:
-            raise torch.OutOfMemoryError("CUDA out of memory\nmore")
+            raise torch.OutOfMemoryError("OOM\nmore")
         return real(rows, groups, kv_heads, tokens, *rest, **named)
 
     monkeypatch.setattr(module, "random_inputs", make)
     request = DocumentsRequest(("sdpa", PADDED), (30, 20, 10), 4, 1, D, "fp32", "cpu", tokens=60)
     gpu = {"limits": LIMITS["cuda"], "free": 2**30}
     found = {trial.form: trial for trial in document_trials(request, {"sdpa": ours("sdpa")}, **gpu, budget=0.0)}
-    assert (found[lost].failure, found[lost].untimed) == ("", "cannot be timed: CUDA out of memory")
+    assert found[lost].failure == ""
+    assert found[lost].untimed.endswith(": OOM")
     assert found[left].passed
 
 
@@ -96,10 +98,10 @@ def test_memory_that_ends_in_the_check_fails_that_form_alone(monkeypatch):
 
     def in_float64(form, inputs):
         if next(turns, False):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise torch.OutOfMemoryError("OOM\nmore")
         return real(form, inputs)
 
     monkeypatch.setattr(module, "in_float64", in_float64)
     found = trials({"matmul": ours("matmul"), "sdpa": ours("sdpa")})
-    assert found["matmul"].failure == "cannot be checked: CUDA out of memory"
+    assert found["matmul"].failure.endswith(": OOM")
     assert found["sdpa"].passed

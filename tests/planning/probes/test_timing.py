@@ -81,18 +81,18 @@ def gpu(monkeypatch):
 
 def test_what_runs_and_what_does_not():
     assert attempt(lambda: 3) == (3, "")
-    assert attempt(failing(RuntimeError("No kernel.\nmore"))) == (None, "No kernel.")
+    assert attempt(failing(RuntimeError("No kernel.\nmore"))) == (None, "No kernel.")  # the first line of its words
     assert attempt(failing(RuntimeError())) == (None, "RuntimeError")
-    assert attempt(failing(torch.OutOfMemoryError("CUDA out of memory"))) == (None, "CUDA out of memory")
+    assert attempt(failing(torch.OutOfMemoryError("OOM"))) == (None, "OOM")
     with pytest.raises(ZeroDivisionError):
         attempt(lambda: 1 // 0)
 
 
 def test_a_broken_gpu_is_raised_by_whatever_way_it_came(gpu):
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+    with pytest.raises(torch.AcceleratorError):
         attempt(failing(BROKEN))
     gpu.append(BROKEN)
-    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+    with pytest.raises(torch.AcceleratorError):
         attempt(failing(RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")))
 
 
@@ -112,10 +112,11 @@ def test_neither_the_check_nor_the_timing_blames_a_form_for_it():
 
 @pytest.mark.parametrize("where", ["made", "run"])
 def test_one_that_cannot_be_made_or_run_is_not_timed_and_the_rest_is(where):
-    fails, log = failing(torch.OutOfMemoryError("CUDA out of memory")), []
+    fails, log = failing(torch.OutOfMemoryError("OOM")), []
     makers = {"large": fails if where == "made" else lambda: fails, "small": lambda: lambda: None}
     seconds, untimed = seconds_or_failures(makers, budget=0.0, rounds=1, begin=log.append)
     assert list(seconds) == ["small"]
-    assert untimed == {"large": "cannot be timed: CUDA out of memory"}
+    assert list(untimed) == ["large"]
+    assert untimed["large"].endswith(": OOM")
     assert log[:2] == ["large", "small"]  # each is announced before it is made
     assert log.count("small") == 3  # and before each run
