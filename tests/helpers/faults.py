@@ -72,6 +72,11 @@ def gives(text: str, value: object) -> bool:
     return re.search(rf"(?<![\w./])(?<!\d,){re.escape(str(value))}(?!\w|[.,]\d|[./]\w)", text) is not None
 
 
+def lines_giving(text: str, *values: object) -> list[str]:
+    """The lines of a text that hold all these numbers and names."""
+    return [line for line in text.splitlines() if all(gives(line, value) for value in values)]
+
+
 def refused_settings(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING", text: str = "") -> list[str]:
     """Settings of another tool that `call` refuses, all of them, in order and by their names.
 
