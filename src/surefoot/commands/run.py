@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +82,7 @@ def run(
     translated.
     """
     from surefoot.interop.registry import command_help
+    from surefoot.interop.translation import with_mode
 
     mode = chosen_mode(resume, overwrite)
     if flags := command_help(own_and_command(ctx, words)[1], reading_options()):
@@ -93,9 +93,7 @@ def run(
         taking = TrainFlags(mode, quiet=quiet, dry_run=dry_run, check=check)
         return _train_script(command_words, command, reading_options(allow_unknown=allow_unknown), own, drop, taking)
     found = translated_command(ctx, words, allow_unknown=allow_unknown)
-    if mode is not None:
-        kept = [word for word in found.arguments if word not in ("--resume", "--overwrite")]
-        found = replace(found, arguments=(f"--{mode}", *kept))
+    found = with_mode(found, mode)
     if found.command == "train":
         return train_translation(found, TrainFlags(quiet=quiet, dry_run=dry_run, check=check))
     return _other_command(ctx, found.command, found.arguments, found.environment)
@@ -116,6 +114,7 @@ def _train_script(
     dropped: names of what surefoot cannot take over and the user gives up.
     """
     from surefoot.interop.takeover import Session
+    from surefoot.interop.translation import MODES
 
     echo(f"running {command.program} until it calls train() …")
     with Session(words, command) as session:
@@ -126,7 +125,7 @@ def _train_script(
             prove(taken, found, lambda places: session.loss_of(places, dropped))
         invocation = click.get_current_context().ensure_object(Invocation)
         typed = invocation.typed
-        mode = () if flags.mode is None else (f"--{flags.mode}",)
+        mode = (word for word in found.arguments if word in MODES)
         invocation.typed = ("train", str(path), *mode)  # what ranks run, and what continues the run alone
         code = train_translation(found, flags, str(path))
         invocation.typed = typed

@@ -11,7 +11,7 @@ from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from surefoot.interop.launch import Command, Options
-    from surefoot.interop.takeover import Session, Taken
+    from surefoot.interop.takeover import Mode, Session, Taken
     from surefoot.interop.translation import Translation
 
 
@@ -26,24 +26,25 @@ def translate_script(
 
 
 def translated(
-    session: Session, command: Command, options: Options, own: Sequence[str], dropped: Sequence[str], mode: str | None
+    session: Session, command: Command, options: Options, own: Sequence[str], dropped: Sequence[str], mode: Mode | None
 ) -> tuple[Taken, Translation, Path]:
     """Return what was handed over, its translation, and the config file written beside it.
 
-    mode: "resume", "overwrite" or None.
+    mode: "resume", "overwrite", or None for what the script itself asks for.
     """
     from surefoot.interop.draft import with_overrides
     from surefoot.interop.takeover import check_taken, translation_of
-    from surefoot.interop.translation import as_yaml, in_processes
+    from surefoot.interop.translation import as_yaml, in_processes, with_mode
     from surefoot.system import durable
 
     taken = session.taken()
     check_taken(taken, command.program, dropped)
+    mode = mode or taken.mode
     taken, changed = taken.settled(mode)
     if changed:
         echo(f"caution: the script now hands over other {', '.join(changed)}; the run goes on with what it began with")
     found = translation_of(taken, command, options)
-    found = with_overrides(in_processes(found, command.processes, command.engine), own)
+    found = with_mode(with_overrides(in_processes(found, command.processes, command.engine), own), mode)
     if found.config.get("adapter", {}).get("publish", "adapter") != "adapter":
         fix = "leave it out; surefoot export merges the adapter afterwards"
         raise InputError(Fault("adapter.publish", "must be adapter: the script goes on with it", fix, "SF-USE-FLAG"))

@@ -78,6 +78,16 @@ def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | Non
     return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})
 
 
+MODES = ("--resume", "--overwrite")
+
+
+def with_mode(found: Translation, mode: str | None) -> Translation:
+    """Let the command continue ("resume") or replace ("overwrite") a run that is there; None: as translated."""
+    if mode is None:
+        return found
+    return replace(found, arguments=(f"--{mode}", *(word for word in found.arguments if word not in MODES)))
+
+
 _MARGIN = 44  # column where comments start if values are shorter
 _HEADINGS = {
     "changed": "Different here",

@@ -74,3 +74,14 @@ def test_translate_writes_the_config_and_the_rows(place, any_python):
     assert len((place / "out/taken-over/train.jsonl").read_text().splitlines()) == 8
     assert done.stdout == (place / "out/taken-over/surefoot.yaml").read_text()
     assert not (place / "final").exists()
+
+
+def test_a_script_that_resumes_by_itself_goes_on_with_its_run(place, any_python):
+    first = run(place, any_python, "run", "--", any_python, "train.py", "8")
+    assert first.returncode == 0, first.stderr
+    refused = run(place, any_python, "run", "--", any_python, "train.py", "8")
+    assert prints_fault(refused.stderr, "SF-USE-OUTPUT", place / "out/surefoot")
+    (place / "train.py").write_text(SCRIPT.replace("train()", "train(resume_from_checkpoint=True)"))
+    again = run(place, any_python, "run", "--", any_python, "train.py", "8")
+    assert again.returncode == 0, again.stderr
+    assert (place / "out/surefoot/checkpoint-3").is_dir()

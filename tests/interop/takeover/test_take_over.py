@@ -79,9 +79,9 @@ def build(base, tmp_path):
     return build
 
 
-def handed(trainer, folder: Path, processes: int = 1) -> tuple[Taken, HandOver]:
+def handed(trainer, folder: Path, processes: int = 1, resume=None) -> tuple[Taken, HandOver]:
     over = HandOver(trainer, folder)
-    over.write(None, processes)
+    over.write(resume, processes)
     return Taken(folder, json.loads((folder / "handover.json").read_text())), over
 
 
@@ -333,6 +333,22 @@ def test_a_run_is_replaced_only_if_that_is_asked_for(again, tmp_path):
     assert not again.settled("overwrite")[0].stored
     record = json.loads((tmp_path / "out/taken-over/handover.json").read_text())
     assert record["arguments"]["learning_rate"] == 1.0
+
+
+def test_the_scripts_own_way_with_a_run_that_is_there_counts(build, tmp_path):
+    """train(resume_from_checkpoint=True), and transformers 4's overwrite_output_dir; an argument alone does nothing."""
+    resumed, _ = handed(build(), tmp_path / "resumed", resume=True)
+    assert (resumed.mode, translated(resumed).arguments) == ("resume", ("--resume",))
+    plain, _ = handed(build(arguments={"resume_from_checkpoint": "True"}), tmp_path / "plain")
+    assert (plain.mode, translated(plain).arguments) == (None, ())
+    arguments = {**plain.record["arguments"], "overwrite_output_dir": True}
+    replaced = Taken(plain.folder, {**plain.record, "arguments": arguments})
+    assert (replaced.mode, translated(replaced).arguments) == ("overwrite", ("--overwrite",))
+
+
+def test_another_checkpoint_than_surefoots_is_refused(build, tmp_path):
+    taken, _ = handed(build(), tmp_path / "taken", resume=f"{tmp_path}/elsewhere/checkpoint-5")
+    assert refused_settings(lambda: translated(taken)) == ["resume_from_checkpoint"]
 
 
 def test_a_folder_of_that_name_that_is_not_surefoots_is_kept(build, tmp_path):

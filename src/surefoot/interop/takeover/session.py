@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from surefoot.interop.faults import script_error
 from surefoot.interop.launch import Command, Options, python_words
@@ -21,6 +21,7 @@ from surefoot.interop.takeover.in_script.handover import RECORD
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 
+Mode = Literal["resume", "overwrite"]
 TAKEN, RUN = "taken-over", "surefoot"
 """Folders in the script's output_dir: what it handed over, and the run."""
 
@@ -57,11 +58,19 @@ class Taken:
         """Index in the script's data set of each row of train.jsonl."""
         return self.record["places"]
 
-    def settled(self, mode: str | None) -> tuple[Taken, list[str]]:
+    @property
+    def mode(self) -> Mode | None:
+        """What the script itself asks for where there is a run: train(resume_from_checkpoint=...), or transformers 4's
+        overwrite_output_dir."""
+        if self.record["resume"]:
+            return "resume"
+        return "overwrite" if self.record["arguments"].get("overwrite_output_dir") else None
+
+    def settled(self, mode: Mode | None) -> tuple[Taken, list[str]]:
         """Move the files to their final folder. A run that continues keeps the files that it began with: the script may
         draw new weights or another order each time.
 
-        mode: "resume", "overwrite" or None.
+        mode: what to do with a run that is there; None: refuse to start.
 
         Returns what is to be trained, and the names of what the script would hand over differently now.
         Raises InputError if there is a run and no mode, or a folder that surefoot did not write.

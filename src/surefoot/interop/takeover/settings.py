@@ -83,6 +83,7 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     unknown ones that differ from their own."""
     record = taken.record
     counted = {"output_dir": f"{record['arguments']['output_dir']}/{RUN}", "max_steps": record["steps"]}
+    counted["resume_from_checkpoint"] = record["resume"]  # the Trainer reads what train() gets, not its arguments
     given = {**record["arguments"], **counted}
     defaults = record["defaults"]
     for name, value in given.items():
@@ -101,8 +102,6 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     flags = record["arguments"]
     if record["dtype"] == "bfloat16" and not (flags.get("bf16") or flags.get("fp16")):
         yield Word("bf16", True, "model", "dtype=bfloat16")  # its products are in bf16 without autocast, too
-    if record["resume"]:
-        yield Word("resume_from_checkpoint", True, "train()", "train(resume_from_checkpoint=…)")
     yield Word("dtype", record["dtype"], "model", f"dtype={record['dtype']}")
     yield from _of_adapter(record)
     for name, known in QUANTISED.items():

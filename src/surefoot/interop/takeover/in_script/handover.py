@@ -63,7 +63,7 @@ class HandOver:
             "arguments": _arguments(trainer.args) | self._stopping,
             "defaults": _defaults(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
-            "resume": bool(resume),
+            "resume": resume if resume in (None, True, False) else str(resume),
             "whole_step_mean": _counts(trainer) and bool(getattr(trainer, "model_accepts_loss_kwargs", False)),
             "refused": self._refused,
             "noted": self._noted,
