@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.faults import gives, lines_giving
 from surefoot.report import footer
+from surefoot.report.wording import duration_text
 
 RESULTS = {"train_loss": 1.2345, "eval_loss": 1.301, "eval_accuracy": 0.612}
 
@@ -32,11 +34,14 @@ def test_the_end_of_a_run(tmp_path):
     for name in ("run.log", "report.html", "training_eval_loss.png"):
         (tmp_path / name).write_text("")
     lines = closing(tmp_path)
-    assert lines[0] == (
-        "done: 300 steps in 12 min 05 s: 10 min 50 s compile, 40 s set-up, 20 s in steps, 10 s evaluation, 5.0 s other"
-    )
-    assert lines[1] == "training loss 1.234 · evaluation loss 1.301 · accuracy 61.2% · best checkpoint-200"
-    assert "  adapter_model.safetensors    1.4 MiB  the trained adapter" in lines
+    whole, _, parts = lines[0].rpartition(": ")
+    assert gives(whole, 300)
+    assert whole.endswith(duration_text(725))
+    known = {"compile": 650, "set-up": 40, footer.STEPS: 20, "evaluation": 10, footer.OTHER: 5.001}
+    assert parts.split(", ") == [f"{duration_text(spent)} {name}" for name, spent in known.items()]
+    figures = zip(lines[1].split(" · "), ("1.234", "1.301", "61.2%", "checkpoint-200"), strict=True)
+    assert all(gives(part, value) for part, value in figures)
+    assert lines_giving("\n".join(lines), "adapter_model.safetensors", 1.4)
     assert any(line.startswith("  report.html") for line in lines)
     assert any(line.startswith("  training_eval_loss.png") for line in lines)
     assert not any("plan.json" in line for line in lines)  # is not there, is not promised
@@ -44,23 +49,24 @@ def test_the_end_of_a_run(tmp_path):
 
 
 def test_early_stopping_and_skipped_steps_are_said(tmp_path):
-    lines = closing(tmp_path, early=True, skipped=2)
-    assert lines[0].startswith("stopped at step 300 of 900, ")
-    assert "in 12 min 05 s: " in lines[0]
-    assert "all weights are finite; 2 non-finite steps were skipped" in lines
-    assert "all weights are finite; 1 non-finite step was skipped" in closing(tmp_path, early=True, skipped=1)
+    first, *rest = closing(tmp_path, early=True, skipped=2)
+    assert all(gives(first, step) for step in (300, 900))
+    assert f" {duration_text(725)}: " in first
+    (said,) = set(rest) - set(closing(tmp_path, early=True))
+    assert gives(said, 2)
+    assert not gives(closing(tmp_path)[0], 900)  # twin
 
 
 def test_a_resumed_run_says_what_this_start_took_and_the_whole(tmp_path):
     lines = closing(tmp_path, here=TOOK | {"compile": 50.0})
-    assert "12 min 05 s" in lines[0]
-    assert lines[1].startswith("this session: 2 min 05 s: 50 s compile, ")
-    assert not any(line.startswith("this session") for line in closing(tmp_path))  # the twin: there was one start alone
+    assert duration_text(725) in lines[0]
+    assert f" {duration_text(125)}: {duration_text(50)} compile, " in lines[1]
+    assert closing(tmp_path) == [lines[0], *lines[2:]]  # twin: there was one start alone
 
 
 def test_nothing_is_said_about_figures_that_are_not_there(tmp_path):
-    lines = closing(tmp_path, results={"eval_loss": None}, best_step=None)
-    assert lines[1] == "all weights are finite"
+    first, _, *rest = closing(tmp_path)
+    assert closing(tmp_path, results={"eval_loss": None}, best_step=None) == [first, *rest]
 
 
 @pytest.mark.parametrize("run", [Path("runs/llama3-dora"), Path("runs/my run; rm x"), Path("it's")])
