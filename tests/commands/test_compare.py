@@ -345,7 +345,7 @@ def test_verify_shows_the_cause_and_a_few_rows(runs: Path) -> None:
     assert any(line.startswith("config: optim.lr ") and gives(line, 0.0002) for line in lines)
     tensors = {one["where"].split()[-1] for one in written["differences"]}
     assert 0 < len([word for word in result.stdout.split() if word in tensors]) <= MOST_SHOWN
-    rest = re.findall(r"(\d+) in \w+\.", result.stdout)
+    rest = re.findall(r"(\d+)\s+in\s+[\w-]+\.", result.stdout)
     assert sum(map(int, rest)) == count - MOST_SHOWN
     newest = [next((runs / name).glob("checkpoint-*")) for name in ("a", "other")]
     assert "surefoot compare" not in call("verify", newest[0], "--same-as", newest[1]).stdout  # it takes runs alone
