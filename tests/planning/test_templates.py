@@ -62,6 +62,7 @@ def test_a_file_is_read_for_its_turn_ends_and_refused_where_it_is_missing(decide
     choice, notes, facts = decide(str(path), specials=["<s>", "</s>", *CONTROL])
     assert (choice.value, notes.faults) == (str(path), [])
     assert turn_ends(str(path), LLAMA, facts) == ["<|eot_id|>"]
+    assert turn_ends(path.read_text(), LLAMA, facts) == ["<|eot_id|>"]  # in the config itself
     _, notes, _ = decide(str(tmp_path / "no.jinja"))
     assert notes.faults[0].where == "data.template"
     assert str(tmp_path / "no.jinja") in notes.faults[0].what

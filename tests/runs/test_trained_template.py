@@ -22,12 +22,14 @@ SINGLE = [
 DIALOGUES = [{"messages": row["messages"] * 2} for row in SINGLE]
 TEXTS = [{"text": f"Number {n} is a number."} for n in range(6)]
 FILE = LLAMA3_TEMPLATE.replace("message['role']", "message['role'] | upper").replace(">assistant<", ">ASSISTANT<")
+EDIT = "{# edited #}"
 # name of the run: data, data.template, what the plan then says
 RUNS = {
     "auto": (SINGLE, None, "alpaca"),
     "dialogues": (DIALOGUES, None, "vicuna"),
     "texts": (TEXTS, None, "plain"),
     "file": (DIALOGUES, "own.jinja", "own.jinja"),
+    "config": (DIALOGUES, FILE, "data.template.jinja"),
 }  # fmt: skip
 
 
@@ -41,7 +43,9 @@ def runs(tmp_path_factory):
             place.mkdir()
             (place / "data.json").write_text(json.dumps(rows))
             (place / "own.jinja").write_text(FILE)
-            asked = {} if template is None else {"template": str(place / template) if "." in template else template}
+            asked = (
+                {} if template is None else {"template": str(place / template) if template == "own.jinja" else template}
+            )
             config = {
                 "stage": "sft",
                 "model": str(base),
@@ -87,7 +91,7 @@ def test_a_resumed_run_takes_a_file_from_where_it_lies_now(runs):
         said = json.loads((place / "run" / "plan.json").read_text())["plan"]["tokenizer"]["template"]
         assert said["value"].endswith("elsewhere/other.jinja")
         assert said["source"] == "user"
-        (place / "elsewhere" / "other.jinja").write_text(FILE + "{# edited #}")
+        (place / "elsewhere" / "other.jinja").write_text(FILE + EDIT)
         assert server.run([*command, "duration=3 steps"], place / "log") == 4
         assert "[SF-RESUME-CHANGED]" in (place / "log").read_text()
     (place / "elsewhere" / "other.jinja").rename(place / "own.jinja")
@@ -105,6 +109,16 @@ def test_a_file_is_kept_as_it_is_and_needed_no_longer(runs):
 def identity_of(run) -> dict:
     """Of the newest checkpoint."""
     return saved_identity(max(list_checkpoints(run), key=lambda checkpoint: checkpoint.step))
+
+
+def test_jinja_in_the_config_trains_like_a_file(runs):
+    assert identity_of(runs / "config" / "run")["template"] == identity_of(runs / "file" / "run")["template"]
+    assert (runs / "config" / "run" / "chat_template.jinja").read_text() == FILE
+    with ForkServer() as server:
+        log, train = runs / "config" / "log", ["train", str(runs / "config" / "run.yaml"), "--resume"]
+        assert server.run([*train, "duration=2 steps"], log) == 0, log.read_text()
+        assert server.run([*train, "duration=3 steps", f"data.template={json.dumps(FILE + EDIT)}"], log) == 2
+        assert "[SF-RESUME-CHANGED]" in log.read_text()
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "twin: forgotten"])

@@ -1,6 +1,7 @@
 """Optimizers against the libraries' own and the published algorithms; schedules against tables and transformers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,19 +191,28 @@ def test_first_step_moves_and_peak_is_reached_but_never_passed(kind, warmup):
     assert Schedule(kind, 1.0, total=1, warmup=0).rate(0) == 1.0  # a run of one step trains at the peak
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(
+    ("kind", "name", "more"),
+    [
+        ("linear", "linear", {}),
+        ("cosine", "cosine", {}),
+        ("constant", "constant_with_warmup", {}),
+        ("inverse_sqrt", "inverse_sqrt", {}),
+        ("cosine", "cosine_with_min_lr", {"min_lr_rate": 0.1}),
+        ("linear", "polynomial", {"lr_end": 3e-5}),
+    ],
+)
 @pytest.mark.parametrize("warmup", [0, 1, 5])
-def test_from_zero_it_is_the_curve_of_transformers(kind, warmup):
+def test_from_zero_it_is_the_curve_of_transformers(kind, name, more, warmup):
     """The twin is the usual curve, which differs wherever there is a warm-up."""
-    name = "constant_with_warmup" if kind == "constant" else kind
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=3e-4)
-    theirs = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=20)
+    theirs = get_scheduler(name, optimizer, warmup, 20, more)
     rates = []
     for _ in range(20):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
-    ours = Schedule(kind, peak=3e-4, total=20, warmup=warmup, from_zero=True)
-    usual = Schedule(kind, peak=3e-4, total=20, warmup=warmup)
+    ours = Schedule(kind, peak=3e-4, total=20, warmup=warmup, from_zero=True, floor=0.1 if more else 0.0)
+    usual = replace(ours, from_zero=False)
     assert [ours.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)
     assert ([usual.rate(step) for step in range(20)] == pytest.approx(rates, abs=EXACT)) == (warmup == 0)

@@ -150,6 +150,9 @@ def _trackers(config: RunConfig) -> Iterator[Problem]:
 
 def _schedule(config: RunConfig) -> Iterator[Problem]:
     optim = config.optim
+    if optim.floor and optim.schedule not in ("cosine", "linear"):
+        what = f"only cosine and linear have a final rate, but optim.schedule is {optim.schedule}"
+        yield _problem("optim.floor", what, "leave optim.floor out", "optim.schedule")
     if optim.schedule != "wsd":
         if optim.decay != OptimConfig.model_fields["decay"].default:
             yield _problem(

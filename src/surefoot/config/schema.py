@@ -83,9 +83,9 @@ class DataConfig(Section):
     template: Text = "auto"
     """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
     qwen, qwen3, mistral, gemma, deepseek, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
-    commonsense-eval, commonsense-sentence, or a .jinja file. by-record: chosen by the first record: raw for
-    texts (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml: chatml if
-    the tokenizer has no template."""
+    commonsense-eval, commonsense-sentence, a .jinja file, or a text in Jinja. by-record: chosen by the first record:
+    raw for texts (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml:
+    chatml if the tokenizer has no template."""
     max_length: Annotated[Literal["auto", "model"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = (
         "auto"
     )
@@ -188,8 +188,11 @@ class OptimConfig(Section):
     momentum for matrices, AdamW for the rest."""
     lr: Positive = 2e-4
     """Peak learning rate."""
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Schedule after warm-up. wsd: constant, then linear decay over the last `decay` fraction of steps."""
+    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"] = "cosine"
+    """Schedule after warm-up. wsd: constant, then linear decay over the last `decay` fraction of steps. inverse_sqrt:
+    proportional to 1 / sqrt(step), as in transformers."""
+    floor: Share = 0.0
+    """cosine and linear: fraction of the peak at which the rate ends."""
     warmup: Share | Duration = 0.03
     """Linear warm-up: a fraction of all steps (0.03) or a length (100 steps)."""
     warmup_from_zero: Flag = False

@@ -21,7 +21,7 @@ from surefoot.data.audit import Audit
 from surefoot.data.batching.loader import Layout, all_example_batches, with_progress
 from surefoot.data.prepare import PreparedData
 from surefoot.evaluate.side_by_side import Only, sides
-from surefoot.families.templates import OWN, is_file
+from surefoot.families.templates import OWN, is_users_own
 from surefoot.methods.examples import prepare_examples, whole_layout
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.open_model import OpenModel
@@ -169,12 +169,12 @@ def _own_template(opened: OpenModel) -> str:
     if opened.plan is None:
         return "auto"
     name = opened.tokens.dialogues or opened.tokens.template.value
-    return OWN if is_file(name) else name
+    return OWN if is_users_own(name) else name
 
 
 def _tokens(opened: OpenModel, request: DataRequest) -> TokenizerPlan:
     tokens = opened.tokens
-    if is_file(tokens.template.value) and request.template is None:
+    if is_users_own(tokens.template.value) and request.template is None:
         tokens = replace(tokens, template=replace(tokens.template, value=OWN))
     if request.template not in (None, "auto"):
         chosen: Choice[str] = Choice(str(request.template), "asked for", "user")

@@ -16,6 +16,7 @@ from surefoot.system.messages import nearest_word
 
 OWN = "tokenizer"  # the tokenizer's chat template
 OWN_OR = f"{OWN}-or-"  # followed by the name of the template to use if the tokenizer has none
+IN_CONFIG = f"data.template{TEMPLATE_SUFFIX}"  # name of a template whose Jinja is in the config
 BY_RECORD = "by-record"  # of data.template and data.train_on: decided by the first record of the data
 
 
@@ -252,6 +253,11 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
     return row
 
 
-def is_file(name: str) -> bool:
-    """Whether data.template names a file."""
-    return name.endswith(TEMPLATE_SUFFIX)
+def is_users_own(name: str) -> bool:
+    """Whether data.template is the user's own: a file, or Jinja in the config."""
+    return name.endswith(TEMPLATE_SUFFIX) or is_jinja(name)
+
+
+def is_jinja(name: str) -> bool:
+    """Whether data.template is itself a chat template in Jinja."""
+    return "{{" in name or "{%" in name

@@ -20,7 +20,7 @@ from surefoot.data.batching.order import step_examples, steps_per_epoch
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.families.templates import is_file
+from surefoot.families.templates import is_users_own
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.rewards.graders import fields_read
@@ -53,7 +53,7 @@ def prepare_examples(
     prepared = prepare_data(
         trained_specs(config),
         None if evaluation == "none" else evaluation,
-        template=data.template if is_file(data.template) else planned,  # the file may have moved
+        template=data.template if is_users_own(data.template) else planned,  # the file may have moved
         template_asked=data.template != "auto",
         template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,

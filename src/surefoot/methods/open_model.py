@@ -29,7 +29,7 @@ from surefoot.data.tokenize.segments import Template, TextEncoder, encode_runs, 
 from surefoot.data.tokenize.sight import read_sight, with_pictures
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.templates import OWN, is_file
+from surefoot.families.templates import OWN, is_users_own
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.provenance import cautions_about, recorded_base, require_weights, saved_config, saved_plan
 from surefoot.models.bos import install_bos_scaling
@@ -284,7 +284,7 @@ def saved_bos_scale(trained: Path, base: Path, plan: RunPlan | None) -> float:
 
 def template_name(tokens: TokenizerPlan) -> str:
     """Return the template's name; a run with its own template file has saved it as the tokenizer's template."""
-    return OWN if is_file(tokens.template.value) else tokens.template.value
+    return OWN if is_users_own(tokens.template.value) else tokens.template.value
 
 
 def plan_tokens(path: str, facts: ModelFacts, folder: Path) -> TokenizerPlan:

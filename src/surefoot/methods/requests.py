@@ -19,7 +19,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import parse_value
 from surefoot.families.files import read_json, read_text
 from surefoot.families.model_facts import ModelFacts
-from surefoot.families.templates import OWN, is_file, named_row
+from surefoot.families.templates import OWN, is_users_own, named_row
 from surefoot.methods.provenance import recorded_base
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import ADAPTER_CONFIG, resolve_folder
@@ -68,7 +68,7 @@ def norms_request(
 
 def check_request(request: DataRequest) -> None:
     """Raise InputError for a missing or malformed source, and for an unknown template."""
-    if request.template not in (None, "auto", OWN) and not is_file(request.template):
+    if request.template not in (None, "auto", OWN) and not is_users_own(request.template):
         require_template(request.template)
     config_for(request, _ANY_MODEL, template=request.template or "auto", stage="sft", train_on="responses")
 

@@ -9,7 +9,7 @@ from surefoot.families.family import Family
 from surefoot.families.files import read_text
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.template_row import Dialogue
-from surefoot.families.templates import ANYWHERE, OWN, OWN_OR, find_row, is_file, named_row
+from surefoot.families.templates import ANYWHERE, OWN, OWN_OR, find_row, is_jinja, is_users_own, named_row
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
@@ -17,7 +17,7 @@ from surefoot.system.errors import Fault, InputError
 
 
 def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:
-    """Choose the template. request: auto, a template name, `tokenizer-or-NAME`, or a .jinja file. Faults go to
+    """Choose the template. request: auto, a template name, `tokenizer-or-NAME`, a .jinja file, or Jinja. Faults go to
     notes."""
     if request == "auto":
         choice = _auto(tokenizer)
@@ -63,10 +63,12 @@ def turn_ends(template: str, family: Family | None, tokenizer: TokenizerFacts) -
 
 
 def template_source(template: str, tokenizer: TokenizerFacts) -> str:
-    """Jinja source of the tokenizer's template or of a file; empty if there is none."""
+    """Jinja source of the tokenizer's template, of a file or of the config; empty if there is none."""
     if template == OWN:
         return tokenizer.chat_template or ""
-    if is_file(template) and Path(template).is_file():
+    if is_jinja(template):
+        return template
+    if is_users_own(template) and Path(template).is_file():
         return read_text(Path(template))
     return ""
 
@@ -87,7 +89,9 @@ def _auto(tokenizer: TokenizerFacts) -> Choice[str]:
 
 
 def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
-    if is_file(name):
+    if is_jinja(name):
+        return  # its faults are found when examples are rendered
+    if is_users_own(name):
         try:
             read_text(Path(name))
         except InputError as error:

@@ -9,7 +9,7 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.data.sources.dataset_info import read_description
 from surefoot.families.files import TOKENIZER_FILES, read_json
-from surefoot.families.templates import is_file
+from surefoot.families.templates import is_jinja, is_users_own
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.disk import DiskForecast, checkpoints_kept, disk_forecast, model_bytes
@@ -57,7 +57,7 @@ def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:
     inputs = [("model.path", config.model.path)]
     if config.adapter is not None and config.adapter.initial is not None:
         inputs.append(("adapter.initial", config.adapter.initial))
-    if is_file(config.data.template):
+    if is_users_own(config.data.template) and not is_jinja(config.data.template):
         inputs.append(("data.template", config.data.template))
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         for source in sources if isinstance(sources, tuple) else ():

@@ -18,7 +18,7 @@ from surefoot.data.batching.batch import Example
 from surefoot.data.batching.loader import Layout, common_beginning
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.families.templates import is_file
+from surefoot.families.templates import is_users_own
 from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.methods.sources import settled
 from surefoot.methods.table import functions_of
@@ -190,7 +190,7 @@ def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
     """Put the template and stop tokens that the examples were rendered with into the plan."""
     tokens = plan.tokenizer
     name, stops = data.template.name, data.template.stop_ids
-    if is_file(name):
+    if is_users_own(name):
         tokens = replace(tokens, template=replace(tokens.template, value=name))  # its path now
     elif name != tokens.template.value:
         planned = (

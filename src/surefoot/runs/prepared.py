@@ -176,4 +176,4 @@ def make_schedule(config: RunConfig, task: Task, timetable: Timetable) -> Schedu
     else:
         warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
     decay = round(optim.decay * total)
-    return Schedule(optim.schedule, optim.lr, total, warmup, decay, from_zero=optim.warmup_from_zero)
+    return Schedule(optim.schedule, optim.lr, total, warmup, decay, optim.warmup_from_zero, optim.floor)

@@ -201,6 +201,7 @@ def _groups(parameters: Parameters, weight_decay: float) -> list[dict[str, Any]]
     ]
 
 
+INVERSE_SQRT_STEPS = 10_000  # transformers' time scale without a warm-up
 _AFTER_WARMUP: dict[str, Callable[[float], float]] = {
     "constant": lambda p: 1.0,
     "linear": lambda p: 1.0 - p,
@@ -212,10 +213,11 @@ _AFTER_WARMUP: dict[str, Callable[[float], float]] = {
 class Schedule:
     """Learning rate schedule.
 
-    kind: cosine | linear | constant | wsd.
+    kind: cosine | linear | constant | wsd | inverse_sqrt.
     peak: highest learning rate.
     total, warmup, decay: optimizer steps.
     from_zero: whether the warm-up starts at rate 0.
+    floor: cosine and linear: fraction of the peak at which they end.
     """
 
     kind: str
@@ -224,6 +226,7 @@ class Schedule:
     warmup: int
     decay: int = 0
     from_zero: bool = False
+    floor: float = 0.0
 
     def rate(self, step: int) -> float:
         """Return the learning rate of step `step`, counted from 0."""
@@ -231,4 +234,7 @@ class Schedule:
             return self.peak * (step / self.warmup if self.from_zero else (step + 1) / (self.warmup + 1))
         if self.kind == "wsd":
             return self.peak * min(1.0, (self.total - step) / (self.decay + 1))
-        return self.peak * _AFTER_WARMUP[self.kind]((step - self.warmup) / max(1, self.total - self.warmup))
+        if self.kind == "inverse_sqrt":
+            return self.peak / math.sqrt(1 + (step - self.warmup) / (self.warmup or INVERSE_SQRT_STEPS))
+        share = _AFTER_WARMUP[self.kind]((step - self.warmup) / max(1, self.total - self.warmup))
+        return self.peak * (self.floor + (1 - self.floor) * share)

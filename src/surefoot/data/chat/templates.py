@@ -17,7 +17,7 @@ from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.tokenize.segments import Piece, Template, TextEncoder
 from surefoot.families.files import read_text
 from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, filled_row
-from surefoot.families.templates import OWN, is_file, named_row
+from surefoot.families.templates import IN_CONFIG, OWN, is_jinja, is_users_own, named_row
 from surefoot.system.errors import Fault, InputError
 
 _VERSION = 2  # of the code that renders rows: runs started with another version are not resumed
@@ -32,7 +32,9 @@ def make_template(name: str, encoder: TextEncoder, stop_ids: Sequence[int]) -> T
     """
     if name == OWN:
         return make_chat_template(encoder, stop_ids)
-    if is_file(name):
+    if is_jinja(name):
+        return make_file_template(IN_CONFIG, name, encoder, stop_ids)
+    if is_users_own(name):
         return make_file_template(name, read_text(Path(name)), encoder, stop_ids)
     row = named_row(name, lambda token: token in encoder.control.values())
     if isinstance(row, Fault):

@@ -12,7 +12,7 @@ from surefoot.data.formats import Turn
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.turns import TurnMarks
-from surefoot.families.templates import is_file
+from surefoot.families.templates import is_users_own
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.talks import ENVIRONMENT, Talks
@@ -46,7 +46,7 @@ def turn_marks(
     (name,) = written
     encoder = TextEncoder(tokenizer)
     asked = config.data.template
-    template = make_template(asked if is_file(asked) else name, encoder, tokens.stop.value)
+    template = make_template(asked if is_users_own(asked) else name, encoder, tokens.stop.value)
     marks = TurnMarks(template, encoder, tokens.bos_id if tokens.bos.value else None)
     marks.after_answer([Turn(role, "A")])
     return marks
