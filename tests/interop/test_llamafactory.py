@@ -8,7 +8,7 @@ import shlex
 import pytest
 import yaml
 
-from helpers.faults import refused_settings, setting
+from helpers.faults import gives, refused_settings, setting
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import file_tool, translate_command, translate_file
@@ -315,8 +315,9 @@ def test_a_file_behind_the_command_with_overrides():
     found = translate_command(shlex.split("lmf train x.yaml lora_rank=32 output_dir=other"), OPTIONS)
     assert found.config["adapter"]["rank"] == 32
     assert found.config["output"] == "other"
-    replaced = [note for note in found.notes if "takes precedence" in note.why]
-    assert sorted(note.word for note in replaced) == ["lora_rank: 4", "output_dir: out"]
+    why = {note.word: note.why for note in found.notes}
+    assert gives(why["lora_rank: 4"], "lora_rank=32")  # which takes its place
+    assert gives(why["output_dir: out"], "output_dir=other")
 
 
 REFUSED = [  # of several settings the last one is refused

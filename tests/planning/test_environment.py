@@ -105,18 +105,18 @@ def test_what_concerns_another_device_is_ignored(findings):
 
 
 @pytest.mark.parametrize(
-    ("value", "verdict", "effect"),
+    ("value", "verdict", "numbers"),
     [
-        ("8", "used", "read by torch: sets the number of CPU threads: 8"),  # as many as the plan has
-        ("16", "overridden", "read by torch: 16 asked, 8 are used"),
-        ("abc", "ignored", "not a number of threads: 8 are used"),
-        ("0", "ignored", "not a number of threads: 8 are used"),
+        ("8", "used", ["8"]),  # as many as the plan has
+        ("16", "overridden", ["16", "8"]),  # asked and used
+        ("abc", "ignored", ["8"]),
+        ("0", "ignored", ["8"]),
     ],
 )
-def test_threads_that_are_not_those_that_were_asked_for_are_told(findings, value, verdict, effect):
+def test_threads_that_are_not_those_that_were_asked_for_are_told(findings, value, verdict, numbers):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         finding = findings({name: value})[name]
-        assert (finding.verdict, finding.effect) == (verdict, effect)
+        assert (finding.verdict, re.findall(r"\d+", finding.effect)) == (verdict, numbers)
 
 
 def test_unknown_names_and_secrets_are_left_alone(findings, monkeypatch):

@@ -80,17 +80,17 @@ def test_the_users_word_stands(facts):
 
 def test_obstacles(facts):
     for change, keys, why in [
-        ({}, {"stage": "ppo", "ppo": {"reward": "score.py:score"}}, "stage ppo does not pack"),
+        ({}, {"stage": "ppo", "ppo": {"reward": "score.py:score"}}, "ppo"),
         ({}, {"compile": "default"}, "torch.compile"),
-        ({}, {"attention": "eager"}, "eager was asked for"),
-        ({"attention_dropout": 0.1}, {}, "attention_dropout 0.1"),
-        ({"window": 200}, {}, "a window of 200 tokens"),
-        ({"without_sdpa": "it caps logits"}, {}, "it caps logits"),
+        ({}, {"attention": "eager"}, "eager"),
+        ({"attention_dropout": 0.1}, {}, "attention_dropout"),
+        ({"window": 200}, {}, "200"),
+        ({"without_sdpa": "caps"}, {}, "caps"),
     ]:
         model = replace(facts, **change)
         value, _, reason, faults = plan(model, FAST, **keys)
         assert value == "plain"
-        assert why in reason
+        assert gives(reason, why)
         assert not faults
         assert plan(model, FAST, packing="on", **keys)[3] == ["data.packing"]
 

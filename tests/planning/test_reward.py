@@ -80,7 +80,7 @@ def test_rows_stay_whole_with_a_reason(models):
         ("llama3", {"adapter": LORA | {"dropout": 0.1}}, "dropout"),
         ("llama3", {"model": {"dropout": 0.1}}, "dropout"),
         ("llama3", {"bos": {"scale": 0.5}}, "BOS"),
-        ("llama3", {"gradient_checkpointing": "on"}, "keeps no keys"),
+        ("llama3", {"gradient_checkpointing": "on"}, "checkpointing"),
         ("llama3", {"compile": "default"}, "compiled"),
     ]:
         if "model" in changes:

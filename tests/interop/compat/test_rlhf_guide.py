@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import zoo
+from helpers.faults import prints_fault
 from helpers.python_on_path import Served, served_python
 from helpers.tiers import representatives
 from interop.compat.seeds import SEEDS, blocks
@@ -174,9 +175,7 @@ def test_a_module_name_of_the_other_family_is_refused_with_the_right_one(number,
     words = repaired(text.replace(written, names[written])).replace("\\\n", " ").split()
     result = CliRunner().invoke(main, ["run", "--", *words])
     assert result.exit_code == 2, result.output
-    assert f"the layers lie in '{written}'" in result.output
-    assert "--lora_module_name: " in result.output
-    assert f"'{names[written]}'" in result.output
+    assert prints_fault(result.output, "SF-ADAPTER-TARGETS", "--lora_module_name", written, names[written])
     assert not Path("never").exists()
 
 
