@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from helpers.faults import gives
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 
@@ -29,7 +31,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     tiny_llama(tmp_path / "model")
     for path in (tmp_path / "model").glob("*.safetensors"):
         path.unlink()
-    records = [{"instruction": f"Add {n} and 1!", "output": f"It is {n + 1}."} for n in range(6)]
+    records = [{"instruction": f"Add {n} and 1!", "output": f"Is:{n + 1}."} for n in range(6)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "run.yaml").write_text(CONFIG)
     return tmp_path
@@ -39,20 +41,26 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["data", "run.yaml", *arguments])
 
 
+def row(result: Result, name: str) -> str:
+    """What the audit has beside a name."""
+    (line,) = [line.strip() for line in result.stdout.splitlines() if line.startswith(f"  {name} ")]
+    return line.removeprefix(name).strip()
+
+
 def test_the_audit_is_shown_and_nothing_is_trained(folder):
     result = call()
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("training data: train.jsonl\n")
-    assert "6 of 6 records, 0 dropped, 0 cut to length" in result.stdout
-    assert "6 of 6 answers end with a learned <|end_of_text|> or <|eot_id|>" in result.stdout
-    assert "⟦It is 1.<|eot_id|>⟧" in result.stdout
+    assert gives(result.stdout.partition("\n")[0], "train.jsonl")
+    assert re.findall(r"\d+", row(result, "examples")) == ["6", "6", "0", "0"]  # of records, dropped, cut
+    assert all(gives(row(result, "stop"), value) for value in (6, "<|end_of_text|>", "<|eot_id|>"))
+    assert "⟦Is:1.<|eot_id|>⟧" in result.stdout
     assert not (folder / "runs").exists()
     assert call().stdout == result.stdout  # from the cache
 
 
 def test_a_terminal_without_unicode_still_sees_the_marks_and_a_pipe_no_escapes(folder):
     found = CliRunner(charset="ascii").invoke(main, ["data", "run.yaml"])
-    assert "[[It is 1.<|eot_id|>]]" in found.stdout
+    assert "[[Is:1.<|eot_id|>]]" in found.stdout
     assert not {"\x1b", "\r"} & {*found.stdout, *call().stdout}
 
 
@@ -64,8 +72,8 @@ def test_json_is_what_data_json_holds(folder):
 
 def test_overrides_change_what_is_learned(folder):
     result = call("data.template=plain", "data.train_on=everything", "bos.prepend=off")
-    assert "⟦dd 0 and 1!\n    It is 1.<|end_of_text|>⟧" in result.stdout
-    assert "BOS       none" in result.stdout
+    assert "⟦dd 0 and 1!\n    Is:1.<|end_of_text|>⟧" in result.stdout
+    assert row(result, "BOS") == "none"
 
 
 def test_faults_of_the_data_are_one_line_and_exit_2(folder):

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from helpers import zoo
-from helpers.faults import prints_fault
+from helpers.faults import lines_giving, prints_fault
 from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.config.yaml_reader import read_yaml
@@ -166,15 +166,14 @@ def test_what_is_wrong_with_a_value_is_shown_at_the_word(written, tmp_path):
     path = written(model_name_or_path=str(tmp_path / "no-such-model"))
     result = CliRunner().invoke(main, ["train", str(path)])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"{path}:1:1: error: model_name_or_path: folder ")
+    assert lines_giving(result.stderr, f"{path}:1:1:", "model_name_or_path:", "[SF-FILE-MISSING]")
 
 
 def test_train_recognises_the_file(server, written, tmp_path):
     path, log, output = written(), tmp_path / "log.txt", tmp_path / "out"
     assert server.run(["train", str(path)], log, None) == 0, log.read_text()
     said = log.read_text()
-    assert said.startswith("settings of LLaMA-Factory, translated; ")
-    assert f"surefoot translate {path} shows them" in said
+    assert f"surefoot translate {path}" in said.partition("\n")[0]
     for line in ("training example:", "label_ids:", "Training completed successfully!"):
         assert f"\n{line}\n" in said
     rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
@@ -232,12 +231,13 @@ def test_a_scaled_bos_is_said_and_written(server, written, tmp_path):
         assert f"\n{line}\n" in said
     assert (output / "bos_zero_config.json").is_file()
     resumed = tmp_path / "resumed.txt"
+    before = {path: path.read_bytes() for path in output.rglob("*.*")}
     assert server.run(["train", str(path)], resumed, None) == 0  # LLaMA-Factory goes on where it was; this run is done
-    assert "is finished; nothing to do" in resumed.read_text()
+    assert {path: path.read_bytes() for path in output.rglob("*.*")} == before
 
 
 def test_dry_run_of_a_command(server, words, tmp_path):
     log = tmp_path / "log.txt"
     assert server.run(["run", "--dry-run", "--", *command(words)], log, None) == 0
-    assert "dry run: 4 steps planned" in log.read_text()
+    assert lines_giving(log.read_text(), 4, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from helpers.faults import gives
 from surefoot.commands.doctor import machine
 from surefoot.commands.doctor.machine import (
     disk_line,
@@ -49,15 +51,11 @@ def test_a_variable_that_acts_below_the_config_one_that_is_no_more_than_a_choice
 
 @pytest.mark.parametrize(
     ("value", "verdict", "fix"),
-    [
-        ("2", "ok", ""),
-        ("16", "caution", "unset OMP_NUM_THREADS: it is overridden"),
-        ("abc", "caution", "unset OMP_NUM_THREADS: it has no effect"),
-    ],
+    [("2", "ok", ""), ("16", "caution", "unset OMP_NUM_THREADS"), ("abc", "caution", "unset OMP_NUM_THREADS")],
 )
 def test_threads_that_were_asked_for_and_are_not_there_are_a_caution(value, verdict, fix):
     (line,) = environment_lines(environment_without_plan({"OMP_NUM_THREADS": value}, "cpu", 2))
-    assert (line.verdict, line.fix) == (verdict, fix)
+    assert (line.verdict, line.fix.partition(":")[0]) == (verdict, fix)
 
 
 def test_a_variable_is_not_to_be_set_and_unset_at_once():
@@ -135,9 +133,9 @@ def test_threads(threads, cores, rates, verdict, gain):
 
 def test_fewer_threads_than_cores_are_told_with_what_more_would_do():
     (line,) = thread_lines(1, 2, {1: 9.0, 2: 0.9})
-    assert line.value == "1 on 2 cores; 2 would be 0.1 times as fast"
+    assert re.findall(r"[\d.]+", line.value) == ["1", "2", "2", "0.1"]
     (line,) = thread_lines(2, 2, {1: 1.0, 2: 1.9})
-    assert line.value == "2 on 2 cores"
+    assert re.findall(r"[\d.]+", line.value) == ["2", "2"]
 
 
 def test_sixteen_bits_that_are_slower_than_fp32():
@@ -150,37 +148,38 @@ def test_sixteen_bits_that_are_slower_than_fp32():
 
 
 def test_a_kernel_that_is_wrong_is_a_fault_where_the_run_uses_it():
-    trials = [AttentionTrial("flash", 0.01, "", {"output": 1e-4}), AttentionTrial("cudnn", 0.0, "is not finite")]
+    trials = [AttentionTrial("flash", 0.01, "", {"output": 1e-4}), AttentionTrial("cudnn", 0.0, "infinite")]
     assert [(line.where, line.verdict) for line in kernel_lines(trials, ["cudnn"], "bf16")] == [
         ("flash", "ok"),
         ("cudnn", "fault"),
     ]
     used, unused = kernel_lines(trials, ["flash"], "bf16")
     assert {used.verdict, unused.verdict} == {"ok"}
-    assert used.value.endswith("error 0.0001 of 0.062 allowed")
-    assert unused.value == "not used, so harmless; its check: is not finite"
-    assert kernel_lines(trials, ["flash"], "fp32")[0].value.endswith("of 0.001 allowed")
+    assert all(gives(used.value, limit) for limit in (0.0001, 0.062))
+    assert gives(unused.value, "infinite")
+    assert gives(kernel_lines(trials, ["flash"], "fp32")[0].value, 0.001)
 
 
 def test_a_kernel_that_is_right_and_had_no_room_is_no_fault():
-    trials = [AttentionTrial("math", 0.0, "", {"output": 1e-4}, untimed="its scores have no room")]
+    trials = [AttentionTrial("math", 0.0, "", {"output": 1e-4}, untimed="full")]
     assert only(kernel_lines(trials, ["math"], "bf16")) == ("ATTN-KERNEL", "ok")
-    assert "no room" in kernel_lines(trials, ["math"], "bf16")[0].value
+    assert gives(kernel_lines(trials, ["math"], "bf16")[0].value, "full")
 
 
 def test_tf32_is_told_beside_the_types_where_there_is_any():
     (line,) = product_lines({"fp32": 5e13, "bf16": 8e14}, "bf16", 4e14)
-    assert line.value == "fp32 50 TFLOP/s, bf16 800 TFLOP/s, fp32 by TF32 400 TFLOP/s"
+    assert re.findall(r"(?<= )\d+(?= )", line.value) == ["50", "800", "400"]
+    assert "TF32" in line.value
     assert "TF32" not in product_lines({"fp32": 5e13}, None)[0].value
 
 
 def test_the_only_form_of_a_model_is_told_and_no_fault():
     """As eager is for soft-capped logits: there is nothing to switch to, and the far logits lie beyond the cap."""
-    trials = [AttentionTrial("eager", 0.0, "the output is off by 0.12 with logits of -120")]
+    trials = [AttentionTrial("eager", 0.0, "off: 0.12")]
     assert only(kernel_lines(trials, ["eager"], "bf16")) == ("ATTN-KERNEL", "caution")  # as in the plan of `train`
     (line,) = kernel_lines(trials, ["eager"], "bf16", only=True)
     assert line.verdict == "ok"
-    assert "off by 0.12" in line.value
+    assert gives(line.value, 0.12)
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(99, "fault"), (449, "caution"), (450, "ok")])
@@ -212,7 +211,8 @@ def test_the_form_of_packed_rows_is_told_where_it_was_measured():
         AttentionTrial("padded", 0.03, ""),
     ]
     (line,) = packed_lines(trials, "matmul", "bf16")
-    assert (line.code, line.verdict, line.where) == ("ATTN-KERNEL", "ok", "packed rows by matmul")
+    assert (line.code, line.verdict) == ("ATTN-KERNEL", "ok")
+    assert gives(line.where, "matmul")
     assert line.value.startswith("10.00 ms")
     assert packed_lines(trials, "plain", "bf16") == []
     assert packed_lines((), "matmul", "bf16") == []
@@ -220,7 +220,8 @@ def test_the_form_of_packed_rows_is_told_where_it_was_measured():
 
 def test_a_form_of_packed_rows_that_is_wrong_is_a_fault():
     (line,) = packed_lines([AttentionTrial("sdpa", 0.0, "the output is off by 0.3")], "sdpa", "bf16")
-    assert (line.verdict, line.fix, line.exit_code) == ("fault", "set data.packing: off", 3)
+    assert (line.verdict, line.exit_code) == ("fault", 3)
+    assert gives(line.fix, "data.packing")
 
 
 CPU = hardware.preset("cpu")
@@ -277,13 +278,11 @@ def test_flash_attn_that_cannot_be_imported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("built", "accelerators", "words"), [(False, 2, "CPU build"), (True, 2, "does not see"), (False, 0, "")]
+    ("built", "accelerators", "verdict"), [(False, 2, "caution"), (True, 2, "caution"), (False, 0, "ok")]
 )
-def test_builds(monkeypatch, built, accelerators, words):
+def test_builds(monkeypatch, built, accelerators, verdict):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
-    line = library_findings(CPU, accelerators, GOOD.get)[-1]
-    assert (line.code, line.verdict) == ("LIB-BUILD", "caution" if words else "ok")
-    assert words in line.value
+    assert only(library_findings(CPU, accelerators, GOOD.get)[-1:]) == ("LIB-BUILD", verdict)
 
 
 @pytest.mark.parametrize("flash", [True, False])
