@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 
@@ -27,6 +28,7 @@ WAYS = {
     "checkpointed": {"adapter": LORA, "gradient_checkpointing": "on"},
     "pretrain": {"adapter": None, "stage": "pretrain"},
     "a row of at most two": {"adapter": LORA, "batch": {"size": 4, "micro": 2}},
+    "a batch of rows": {"adapter": LORA, "batch": {"size": 2, "row_tokens": 256}},
 }
 
 
@@ -61,7 +63,7 @@ def chosen(folder):
     return json.loads((folder / "plan.json").read_text())["plan"]["kernels"]["documents"]
 
 
-@pytest.mark.parametrize("way", representatives(WAYS, "pretrain", "a row of at most two"))
+@pytest.mark.parametrize("way", representatives(WAYS, "pretrain", "a row of at most two", "a batch of rows"))
 def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
     start(config(workplace, tmp_path / "packed", **WAYS[way]))
     start(config(workplace, tmp_path / "padded", packing="off", **WAYS[way]))
@@ -70,6 +72,17 @@ def test_a_packed_run_has_the_losses_of_a_padded_one(workplace, tmp_path, way):
     counts = [ends(tmp_path / name, STEPS)[1]["tokens"] for name in ("packed", "padded")]
     assert counts[0] == counts[1]
     assert "documents" in fast_paths(tmp_path / "packed")
+
+
+def test_a_batch_of_rows_has_the_examples_of_full_rows(workplace, tmp_path):
+    """An epoch has every example once, and no more steps than full rows need at half the room."""
+    room = 256
+    one = config(workplace, tmp_path / "rows", batch={"size": 2, "row_tokens": room}, adapter=LORA, duration="1 epoch")
+    start(one)
+    results = json.loads((tmp_path / "rows" / "train_results.json").read_text())
+    assert results["train_examples"] == 20
+    least = results["train_tokens"] / room / 2  # with rows that are all full; first fit never takes twice as many
+    assert least <= results["train_steps"] <= math.ceil(2 * least) < 20 / 2
 
 
 def test_twin_that_packs_and_leaks_is_found_and_padded(workplace, padded, tmp_path, monkeypatch):

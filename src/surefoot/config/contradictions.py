@@ -191,8 +191,11 @@ def _bos(config: RunConfig) -> Iterator[Problem]:
 
 
 def _batch(config: RunConfig) -> Iterator[Problem]:
-    micro, size = config.batch.micro, config.batch.size
-    if micro != "auto" and micro > size:
+    micro, size, room = config.batch.micro, config.batch.size, config.batch.row_tokens
+    if room is not None and config.stage not in ("sft", "pretrain"):
+        what = f"stage {config.stage} has no rows of examples"
+        yield _problem("batch.row_tokens", what, "leave it out; batch.size counts its examples", "stage")
+    if micro != "auto" and micro > size and room is None:
         yield _problem(
             "batch.micro",
             f"{micro} examples per forward pass are more than the {size} per step (batch.size)",

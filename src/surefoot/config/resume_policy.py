@@ -56,6 +56,7 @@ POLICIES: dict[str, Rule] = {
     "kernels": Rule("refused", "other kernels would change the results"),
     "gradient_checkpointing": Rule("warned", "recomputed activations may differ in the last bit"),
     "batch.size": Rule("refused", "steps, schedule and data position count batches of the old size"),
+    "batch.row_tokens": Rule("refused", "steps, schedule and data position count the old rows"),
     "batch.micro": Rule("warned", "sums are rounded in another order, and dropout masks differ"),
     "optim": Rule("refused", "the saved optimizer state and learning-rate schedule belong to the old optimizer"),
     "duration": Rule("warned", "from here on the learning rate follows the schedule of the new length"),

@@ -176,7 +176,11 @@ class KernelsConfig(Section):
 
 class BatchConfig(Section):
     size: Count = 16
-    """Examples per optimizer step, over all micro-batches and ranks."""
+    """Examples per optimizer step, over all micro-batches and ranks; rows of examples with row_tokens."""
+    row_tokens: Annotated[Annotated[int, Field(ge=8), Number] | None, Field(examples=[4096])] = None
+    """Stages sft and pretrain: batch.size counts rows instead of examples. Shuffled examples fill rows of up to this
+    many tokens, each goes to the first with room for it; the rows stay as they are, in another order in every epoch. A
+    step then has about equally many tokens, as with tools whose batches count packed rows."""
     micro: Annotated[Literal["auto"] | Count, Field(examples=[4])] = "auto"
     """Examples per forward pass; auto: the most that the memory plan allows. Affects results only by rounding, and with
     dropout by the masks, which are drawn per forward pass."""

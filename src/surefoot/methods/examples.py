@@ -16,7 +16,8 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import Layout
-from surefoot.data.batching.order import step_examples, steps_per_epoch
+from surefoot.data.batching.order import filled_rows, step_examples, steps_per_epoch
+from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
@@ -150,13 +151,18 @@ def task_of_items(
     layout, whole = step_layout(plan, data), whole_layout(plan, data)
     lengths = train.lengths.reshape(-1, data.rows_per_item)
 
+    mixture, room = data.mixture, config.batch.row_tokens
+    rows = () if room is None else filled_rows(config.seed, mixture, train.lengths, room)
+    counted = each_once(len(rows)) if rows else mixture
+
     def items(step: int) -> np.ndarray:
-        return step_examples(config.seed, step - 1, data.mixture, size)[1]
+        places = step_examples(config.seed, step - 1, counted, size)[1]
+        return np.concatenate([rows[place] for place in places]) if rows else places
 
     return Task(
         objective=objective,
         data=data,
-        steps_per_epoch=steps_per_epoch(data.mixture.epoch_size, size),
+        steps_per_epoch=steps_per_epoch(counted.epoch_size, size),
         step_batches=lambda step: of_step(train, items(step), layout),
         step_places=lambda step: data.rows_per_item * items(step),
         step_tokens=lambda step: int(lengths[items(step)].sum()),

@@ -59,6 +59,7 @@ def plan_batch(
     """
     world = parallel.ranks.value
     longest = longest_example(length, lengths)
+    count = examples_of_step(request, lengths.mean if lengths else longest)
 
     if isinstance(checkpointing, int) and checkpointing > work.model.layers:
         what = f"{checkpointing} layers are to be recomputed, but the model has {work.model.layers}"
@@ -75,7 +76,7 @@ def plan_batch(
             checkpointing=choice,
             available=available,
             recomputed=recomputed,
-            accumulation=_passes(request.size, examples, world),
+            accumulation=_passes(count, examples, world),
         )
         return replace(per_rank(whole, parallel), host_available=host)
 
@@ -85,23 +86,30 @@ def plan_batch(
     def lighter(examples: int, again: Recompute) -> MemoryPlan | None:
         return forecast(examples, again, experts_frozen) if experts_frozen else None
 
-    size = Choice(
-        request.size,
-        "asked for" if "size" in request.model_fields_set else "the usual size",
-        "user" if "size" in request.model_fields_set else "default",
-    )
+    asked, room = "size" in request.model_fields_set, request.row_tokens
+    unit = f", in rows of {room} tokens" if room else ""
+    size = Choice(request.size, f"{'asked for' if asked else 'the usual size'}{unit}", "user" if asked else "default")
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, room = _automatic(size, decide, forecast, lighter, busy, longest, world, notes)
-        return (_in_tokens(plan, lengths, longest, work.rows, kind, world) if documents and lengths else plan), room
+        plan, room = _automatic(size, count, decide, forecast, lighter, busy, longest, world, notes)
+        return (
+            _in_tokens(plan, count, lengths, longest, work.rows, kind, world) if documents and lengths else plan
+        ), room
     choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, lighter(request.micro, choice), request.micro, longest, notes)
-    return _batch(size, Choice(request.micro, "asked for", "user"), world), plan
+    return _batch(size, count, Choice(request.micro, "asked for", "user"), world), plan
+
+
+def examples_of_step(request: BatchConfig, mean: float) -> int:
+    """Return the examples of a step; with batch.row_tokens what full rows hold. mean: tokens of an example."""
+    room = request.row_tokens
+    return request.size if room is None else math.ceil(request.size * max(1.0, room / mean))
 
 
 def _automatic(
     size: Choice[int],
+    count: int,
     decide: Callable[[int, Forecast], Recompute],
     forecast: Forecast,
     lighter: Callable[[int, Recompute], MemoryPlan | None],
@@ -111,7 +119,7 @@ def _automatic(
     notes: Notes,
 ) -> tuple[BatchPlan, MemoryPlan]:
     choice = decide(1, forecast)
-    own = math.ceil(size.value / world)
+    own = math.ceil(count / world)
     wanted = own if busy is None else min(own, busy)
     rows = _most(wanted, lambda examples: memory.fits(forecast(examples, choice)))
     examples = f"{rows} example{'s' if rows > 1 else ''} of {longest} tokens"
@@ -127,15 +135,17 @@ def _automatic(
     micro = math.ceil(own / math.ceil(own / rows))
     plan = forecast(micro, choice)
     _warn(plan, lighter(micro, choice), micro, longest, notes)
-    return _batch(size, Choice(micro, reason, "hardware"), world), plan
+    return _batch(size, count, Choice(micro, reason, "hardware"), world), plan
 
 
-def _in_tokens(plan: BatchPlan, lengths: LengthFacts, longest: int, rows: int, kind: str, world: int) -> BatchPlan:
+def _in_tokens(
+    plan: BatchPlan, count: int, lengths: LengthFacts, longest: int, rows: int, kind: str, world: int
+) -> BatchPlan:
     """Limit micro-batches by tokens instead of rows: as many as fit by the forecast, up to what keeps the device busy,
-    so that micro-batches of short examples hold more. rows: rows of an example."""
+    so that micro-batches of short examples hold more. count: examples of a step. rows: rows of an example."""
     one = rows * longest
     tokens = max(one, min(plan.micro.value * one, _BUSY[kind]))
-    rows = max(1, math.ceil(plan.size.value * rows * lengths.mean / tokens))
+    rows = max(1, math.ceil(count * rows * lengths.mean / tokens))
     return replace(plan, tokens=tokens, accumulation=math.ceil(rows / world))
 
 
@@ -208,8 +218,8 @@ def _states(plan: MemoryPlan) -> int:
     return plan.weights + plan.gradients + plan.optimizer + plan.beside
 
 
-def _batch(size: Choice[int], micro: Choice[int], world: int) -> BatchPlan:
-    return BatchPlan(size, micro, _passes(size.value, micro.value, world))
+def _batch(size: Choice[int], count: int, micro: Choice[int], world: int) -> BatchPlan:
+    return BatchPlan(size, micro, _passes(count, micro.value, world))
 
 
 def _passes(size: int, micro: int, world: int) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 from surefoot.config.schema import AdapterConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.batch import examples_of_step
 from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, fits_host
@@ -168,8 +169,8 @@ def _rate(
     if fabric is None or config.method.rollouts or plan.precision.compute.value == "fp32":
         return None
     gpus, passes = plan.parallel.ranks.value, plan.batch.accumulation
-    examples = plan.batch.size.value * config.method.rows
     length = int(lengths.mean) if lengths else plan.tokenizer.max_length.value
+    examples = examples_of_step(config.batch, length) * config.method.rows
     supervised = int(examples * length * (lengths.supervised if lengths else 1.0))
     flops = step_flops(
         model,

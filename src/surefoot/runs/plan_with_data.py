@@ -24,6 +24,7 @@ from surefoot.methods.sources import settled
 from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder
 from surefoot.models.shared_prefix import tokens_with_shared
+from surefoot.planning.batch import examples_of_step
 from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.plan import PLAIN, Choice, RunPlan, TokenizerPlan
@@ -141,7 +142,8 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     mix = np.quantile(train.lengths, quantiles, method="nearest")
     per = data.rows_per_item
     layout = Layout(0, tokens=max(_ROOM, longest * per)) if micro == "auto" else Layout(0, most=micro)
-    real, padded, shared = step_tokens(train, per, config.batch.size, layout)
+    size = examples_of_step(config.batch, float(train.lengths.mean()))
+    real, padded, shared = step_tokens(train, per, size, layout)
     return LengthFacts(
         longest=longest + answer,
         typical=typical + answer,

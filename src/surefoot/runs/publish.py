@@ -142,7 +142,7 @@ def _write_results(
             loss=state.mean_loss,
             steps=state.step,
             epoch=timetable.epoch(state.step),
-            examples=_examples_seen(state.step, run.plan.batch.size.value, run.task.data.mixture.epoch_size),
+            examples=_examples_seen(run, state.step),
             tokens=state.tokens,
             supervised=state.supervised,
             skipped=state.guard.skipped,
@@ -195,10 +195,14 @@ def _untrained(config: RunConfig) -> str:
     )
 
 
-def _examples_seen(steps: int, size: int, count: int) -> int:
+def _examples_seen(run: PreparedRun, steps: int) -> int:
     """Number of examples seen, with repetitions; the last batch of an epoch may be short."""
-    epochs, rest = divmod(steps, steps_per_epoch(count, size))
-    return epochs * count + min(rest * size, count)
+    size, count = run.plan.batch.size.value, run.task.data.mixture.epoch_size
+    if run.config.batch.row_tokens is None:
+        epochs, rest = divmod(steps, steps_per_epoch(count, size))
+        return epochs * count + min(rest * size, count)
+    epochs, rest = divmod(steps, run.task.steps_per_epoch)
+    return epochs * count + sum(len(run.task.step_places(step)) for step in range(steps - rest + 1, steps + 1))
 
 
 def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple[list[str], tuple[str, ...]]:

@@ -40,7 +40,7 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
         *_besides(shown),
         *_data(data),
         ("example", _example(data)),
-        ("batch", _batch(config.method.counted, plan, shown, times)),
+        ("batch", _batch(config, plan, shown, times)),
         ("memory", f"forecast {size_text(plan.memory.total)} of {size_text(usable(plan.memory.available))} usable"),
         ("speed", _speed(config, plan, data, base, times)),
         *_environment(plan),
@@ -113,8 +113,9 @@ def _example(data: PreparedData) -> Text:
     return Text(f"row {sample.number}{verdict}: ") + shown
 
 
-def _batch(unit: str, plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:
-    """unit: what the batch size counts."""
+def _batch(config: RunConfig, plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:
+    room = config.batch.row_tokens
+    unit = config.method.counted if room is None else f"rows of {room} tokens"
     epochs = f"{times.epoch(times.total_steps):.3g}"
     steps = f"{counted(times.total_steps, 'step')} ({epochs} epoch{'' if epochs == '1' else 's'})"
     packed = f"packing {shown['data.packing']}"

@@ -17,6 +17,7 @@ from surefoot.data.batching.order import (
     Part,
     apportion,
     epoch_order,
+    filled_rows,
     mix,
     split,
     step_examples,
@@ -206,3 +207,37 @@ def test_twin_that_starts_every_epoch_with_the_same_examples(monkeypatch):
     monkeypatch.setattr(order, "_walk", lambda seed, source, count, start, length: np.arange(length) % count)
     with pytest.raises(AssertionError):
         test_a_source_is_seen_whole_before_anything_of_it_comes_again.hypothesis.inner_test(0, Mixture((5,), (3,)))
+
+
+def first_fit(lengths: list[int], room: int) -> list[list[int]]:
+    """Axolotl's `pack_group` (067b021) without its limit of examples: in turn, each to the first bin with room."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for index, length in enumerate(lengths):
+        place = next((place for place, left in enumerate(free) if left >= length), None)
+        if place is None:
+            place = len(bins)
+            bins.append([])
+            free.append(room)
+        bins[place].append(index)
+        free[place] -= length
+    return bins
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=120), st.integers(20, 100), st.integers(0, 3))
+def test_rows_are_filled_as_axolotl_fills_them(lengths: list[int], room: int, seed: int):
+    turn = order.permutation(seed, (order.ROWS,), len(lengths))
+    expected = [turn[row].tolist() for row in first_fit([min(lengths[place], room) for place in turn], room)]
+    assert [row.tolist() for row in filled_rows(seed, whole(len(lengths)), np.array(lengths), room)] == expected
+
+
+def test_rows_depend_on_room_and_seed():
+    lengths = np.arange(1, 40)
+    found = {tuple(map(tuple, filled_rows(seed, whole(39), lengths, room))) for seed in (0, 1) for room in (64, 80)}
+    assert len(found) == 4
+
+
+def test_rows_refuse_sources_with_weights_of_their_own():
+    with raises_fault("SF-DATA-SHARES", "batch.row_tokens"):
+        filled_rows(0, Mixture((3, 3), (3, 1)), np.ones(6), 8)

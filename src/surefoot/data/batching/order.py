@@ -96,7 +96,9 @@ def apportion(total: int, weights: Sequence[float], most: Sequence[int] | None =
 
 
 # First number of a random stream's key: each use of the seed has its own stream.
-EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL, EVALUATIONS, OWN = range(12)
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL, EVALUATIONS, OWN, ROWS = range(
+    13
+)
 
 
 @functools.lru_cache(maxsize=4)  # the current epoch and the next, which is prefetched near the border
@@ -125,6 +127,57 @@ def step_examples(seed: int, step: int, mixture: Mixture, batch_size: int) -> tu
     """Return the epoch of a step and the indices of its examples. Steps count from 0 over all epochs."""
     epoch, place = divmod(step, steps_per_epoch(mixture.epoch_size, batch_size))
     return epoch, epoch_order(seed, epoch, mixture)[place * batch_size : (place + 1) * batch_size]
+
+
+def filled_rows(seed: int, mixture: Mixture, lengths: np.ndarray, room: int) -> tuple[np.ndarray, ...]:
+    """Divide the examples into rows of at most `room` tokens, unless a single example has more: shuffled with the seed,
+    each goes to the first row with room for it (first fit). Returns the example indices of each row.
+
+    lengths: tokens of each example, over the concatenated sources.
+
+    Raises InputError (batch.row_tokens) if an epoch has some examples more or less than once: the rows are the same in
+    every epoch.
+    """
+    if mixture.counts != mixture.quotas:
+        what = "rows have every example once, but sources have a weight or epochs of their own"
+        raise InputError(Fault("batch.row_tokens", what, "leave one of them out", code="SF-DATA-SHARES"))
+    rows: list[list[int]] = []
+    free = _FreeRoom(room)
+    for index in permutation(seed, (ROWS,), len(lengths)).tolist():
+        place = free.take(int(lengths[index]))
+        if place == len(rows):
+            rows.append([])
+        rows[place].append(index)
+    return tuple(np.array(row) for row in rows)
+
+
+class _FreeRoom:
+    """The free tokens of rows, in a tree whose nodes hold the most of their halves: the first row with room is found in
+    log(rows) instead of rows steps, which with 50,000 examples is 0.5 instead of 30 seconds."""
+
+    def __init__(self, room: int):
+        self.room, self.size, self.most = room, 1, [room, room]  # node 1 is the root, nodes 2n and 2n + 1 its halves
+
+    def take(self, tokens: int) -> int:
+        """Return the first row with room for so many tokens and take it; longer examples have a row of their own."""
+        wanted = min(tokens, self.room)
+        if self.most[1] < wanted:
+            self._double()
+        node = 1
+        while node < self.size:
+            node = 2 * node if self.most[2 * node] >= wanted else 2 * node + 1
+        place = node - self.size
+        self.most[node] -= wanted
+        while node := node // 2:
+            self.most[node] = max(self.most[2 * node], self.most[2 * node + 1])
+        return place
+
+    def _double(self) -> None:
+        leaves = [*self.most[self.size :], *([self.room] * self.size)]
+        self.size *= 2
+        self.most = [0] * self.size + leaves
+        for node in range(self.size - 1, 0, -1):
+            self.most[node] = max(self.most[2 * node], self.most[2 * node + 1])
 
 
 def uniform(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:

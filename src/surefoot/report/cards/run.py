@@ -250,7 +250,7 @@ def _plan_table(plan: RunPlan) -> str:
         ("BOS prepended", "tokenizer.bos", plan.tokenizer.bos),
         *([("scale of the first embedding", "bos.scale", plan.tokenizer.bos_scale)] if scaled else []),
         ("template", "template", plan.tokenizer.template),
-        ("examples per optimizer step", "batch.size", plan.batch.size),
+        ("batch of an optimizer step", "batch.size", plan.batch.size),
         ("gradient checkpointing", "gradient_checkpointing", plan.memory.gradient_checkpointing),
         *([("reference", "alignment.reference", plan.reference)] if plan.reference else []),
         *([("teacher", "distill.teacher", plan.teacher)] if plan.teacher else []),
