@@ -208,23 +208,23 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("stage", "ppo"), ("ppo", "{unsup_data: a/b}")): ("ppo.unsup_data", "ppo.unsup_coef"),
     (("stage", "ppo"), ("ppo", "{engine: vllm}")): ("ppo.engine", "ppo.vllm_url"),
     (("stage", "ppo"), ("ppo", "{vllm_url: 'http://a'}")): ("ppo.vllm_url", "ppo.engine"),
-    (("stage", "ppo"), ("ppo", "{reward: 'https://host/score?api_key=abc'}")): ("ppo.reward", "key or a password"),
-    (("stage", "ppo"), ("ppo", "{engine: vllm, vllm_url: 'http://me:a@host'}")): ("ppo.vllm_url", "key or a password"),
+    (("stage", "ppo"), ("ppo", "{reward: 'https://host/score?api_key=abc'}")): ("ppo.reward", "password"),
+    (("stage", "ppo"), ("ppo", "{engine: vllm, vllm_url: 'http://me:a@host'}")): ("ppo.vllm_url", "password"),
     (("stage", "grpo"), ("grpo", "{rewards: ['https://host/?token=abc']}")): (
         "grpo.rewards[0].name",
-        "key or a password",
+        "password",
     ),
     (("stage", "grpo"), ("grpo", "{environment: 'https://host/?api_key=abc'}")): (
         "grpo.environment.name",
-        "key or a password",
+        "password",
     ),
     (("stage", "grpo"), ("grpo", "{rewards: [json], engine: vllm, vllm_url: 'http://me:a@host'}")): (
         "grpo.vllm_url",
-        "key or a password",
+        "password",
     ),
     (("stage", "distill"), ("distill", "{teacher: a/b, on_policy: 1, engine: vllm, vllm_url: 'http://me:a@host'}")): (
         "distill.vllm_url",
-        "key or a password",
+        "password",
     ),
     (("stage", "ppo"), ("ppo", "{kl_horizon: 5}")): ("ppo.kl_horizon", "ppo.kl_target"),
     (("stage", "ppo"), ("data", "{train: a/b, max_length: 256}")): ("data.max_length", "ppo.max_new_tokens"),
@@ -412,14 +412,14 @@ def test_overrides_on_short_and_long_forms(tmp_path: Path) -> None:
 def test_an_override_that_replaces_a_group_is_named_and_not_the_file(tmp_path: Path) -> None:
     path = write_config(tmp_path, precision="{compute: bf16}", data="{train: {path: gone.json}}")
     (message,) = faults(path, "precision=fp8", f"data.train={tmp_path / 'train.jsonl'}")
-    assert message.startswith("override precision=fp8: precision.compute: ")
+    assert message.split(": ")[:2] == ["override precision=fp8", "precision.compute"]
     origins = load_config(path, ["precision=fp16", f"data.train={tmp_path / 'train.jsonl'}"]).origins
     assert origins["precision.compute"] == "override"
 
 
 def test_twin_an_override_beside_a_value_leaves_that_to_the_file(tmp_path: Path) -> None:
     (message,) = faults(write_config(tmp_path, precision="{compute: fp8}"), "precision.tf32=on")
-    assert message.startswith("run.yaml:6:22: precision.compute: ")
+    assert message.split(": ")[:2] == ["run.yaml:6:22", "precision.compute"]
 
 
 def test_lengths_of_examples(tmp_path: Path) -> None:

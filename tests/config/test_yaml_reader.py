@@ -233,13 +233,13 @@ def test_files(tmp_path: Path) -> None:
     good.write_bytes(b"\xef\xbb\xbfname: caf\xc3\xa9\r\nlr: 1e-4\r\n")
     assert read_yaml(good).data == {"name": "café", "lr": 1e-4}
     cases = {
-        "latin.yaml": (b"a: 1\nb: caf\xe9\n", "latin.yaml:2: is not UTF-8 text"),
-        "large.yaml": (b"#" * (MAX_BYTES + 1), "large.yaml: is larger than 1024 KiB"),
-        "twice.yaml": (b"a: 1\na: 2\n", "twice.yaml:2:1: a: duplicate key"),
+        "latin.yaml": (b"a: 1\nb: caf\xe9\n", "FILE", ":2", ["UTF-8"]),
+        "large.yaml": (b"#" * (MAX_BYTES + 1), "FILE", "", [1024]),
+        "twice.yaml": (b"a: 1\na: 2\n", "YAML", ":2:1", ["a"]),
     }
-    for name, (content, message) in cases.items():
+    for name, (content, code, place, values) in cases.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InputError, match=message):
+        with raises_fault(f"SF-CONFIG-{code}", f"{tmp_path / name}{place}", *values):
             read_yaml(tmp_path / name)
     with raises_fault("SF-CONFIG-FILE", tmp_path):
         read_yaml(tmp_path)

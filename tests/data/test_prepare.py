@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -487,7 +488,8 @@ def test_pretraining_texts_are_split_and_nothing_else_is_taken(run, tmp_path, fi
         run(file, chunks=True)
     renamed = SourceSpec(str(file), columns={"text": "output"})
     source = run(renamed, chunks=True).audit.source
-    assert (source.layout, source.layout_reason) == ("text", "the first record has 'text'; 'output' read as 'text'")
+    assert source.layout == "text"
+    assert [gives(source.layout_reason, name) for name in ("'text'", "'output'")] == [True, True]
 
 
 def test_what_a_folder_says_is_not_kept_with_the_file(run, tmp_path):
@@ -512,15 +514,15 @@ def test_files_that_max_samples_leaves_out_are_named(run, tmp_path):
         write(tmp_path / "d" / f"{name}.jsonl", records(3, start=3 * number))
 
     def told(count):
+        """Names and numbers of each caution that names a file."""
         found = cautions(run(tmp_path / "d", max_samples=count).audit)
-        return [line.replace(f"{tmp_path}/", "") for line in found if line.startswith("files")]
+        return [re.findall(r"\w\.jsonl|\d+", line.replace(str(tmp_path), "")) for line in found if ".jsonl" in line]
 
-    reached = "files not read, because max_samples was reached before them"
-    assert told(5) == [f"{reached}: d/c.jsonl, d/d.jsonl, d/e.jsonl and 1 more"]
-    assert told(15) == [f"{reached}: d/f.jsonl"]
+    assert told(5) == [["c.jsonl", "d.jsonl", "e.jsonl", "1"]]  # and one more
+    assert told(15) == [["f.jsonl"]]
     assert told(16) == []  # twin: all are read, the last in part
     assert told(18) == []
-    assert "d/b.jsonl" in told(3)[0], "nor is it kept with the tokenised file"
+    assert "b.jsonl" in told(3)[0], "nor is it kept with the tokenised file"
 
 
 def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):

@@ -5,10 +5,10 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
+from helpers.faults import raises_fault
 from helpers.model_layouts import llama2_tokenizer, llama3_tokenizer, small_tokenizer, tokenizer_files
 from helpers.tiny_models import llama3_tokenizer as real_tokenizer
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
-from surefoot.system.errors import InputError
 
 
 @pytest.mark.parametrize("chat_template", [True, False])
@@ -96,10 +96,10 @@ def test_stop_tokens_of_generation_config(tmp_path):
 
 
 def test_the_jinja_file_comes_before_the_config(tmp_path):
-    small_tokenizer(tmp_path, chat_template="in the config")
-    assert read_tokenizer_facts(tmp_path).chat_template == "in the config"
-    (tmp_path / "chat_template.jinja").write_text("in the file")
-    assert read_tokenizer_facts(tmp_path).chat_template == "in the file"
+    small_tokenizer(tmp_path, chat_template="config's")
+    assert read_tokenizer_facts(tmp_path).chat_template == "config's"
+    (tmp_path / "chat_template.jinja").write_text("file's")
+    assert read_tokenizer_facts(tmp_path).chat_template == "file's"
 
 
 def test_of_named_templates_the_default_counts(tmp_path):
@@ -109,20 +109,19 @@ def test_of_named_templates_the_default_counts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "code", "where"),
     [
-        ("tokenizer.json", None, "does not exist"),
-        ("tokenizer.json", '{"model": {"vocab": [["a", 0]]}}', "BPE"),
-        ("tokenizer.json", '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "unknown format"),
-        ("tokenizer_config.json", "{,}", "not JSON"),
-        ("generation_config.json", "[]", "not an object"),
+        ("tokenizer.json", None, "SF-FILE-MISSING", "tokenizer.json"),
+        ("tokenizer.json", '{"model": {"vocab": [["a", 0]]}}', "SF-TOKENIZER", "tokenizer.json"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "SF-TOKENIZER", ""),
+        ("tokenizer_config.json", "{,}", "SF-FILE-UNREADABLE", "tokenizer_config.json:1:2"),
+        ("generation_config.json", "[]", "SF-FILE-UNREADABLE", "generation_config.json"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, text, says):
+def test_damaged_files_are_named(tmp_path, name, text, code, where):
     tokenizer_files(tmp_path, ["a"], ["</s>"], roles={"eos_token": "</s>"})
     (tmp_path / name).unlink(missing_ok=True)
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=says) as caught:
+    with raises_fault(code, tmp_path / where):
         read_tokenizer_facts(tmp_path)
-    assert str(tmp_path) in caught.value.faults[0].where

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from helpers.adapter_runs import a_plan, a_run
-from helpers.faults import raises_fault
+from helpers.faults import gives, prints_fault, raises_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.methods import provenance
@@ -39,7 +39,7 @@ def test_a_run_as_it_was_left_opens_without_a_word(run):
 def test_another_base_is_a_caution_and_opens_all_the_same(run, tmp_path):
     other = tiny_llama(tmp_path / "other", seed=7)
     (caution,) = open_for_use(str(other), str(run)).cautions
-    assert caution == f"{run} was trained over other weights than {other} has: answers may make no sense"
+    assert [gives(caution, folder) for folder in (run, other)] == [True, True]
     shown = CliRunner().invoke(main, ["generate", str(other), "--adapter", str(run), "--prompt", "a"])
     assert (shown.exit_code, shown.stderr.splitlines()[1]) == (0, f"caution: {caution}")
 
@@ -56,20 +56,21 @@ def test_changed_files_are_cautions(run):
     content[-4] ^= 1  # the last bit of some weight
     path.write_bytes(content)
     (caution,) = open_for_use(str(run)).cautions
-    assert caution.endswith("adapter_model.safetensors: was changed after it was written (SHA-256 differs)")
+    assert gives(caution, path)
+    assert gives(caution, "SHA-256")
 
 
 def test_twin_of_large_files_only_the_size_is_looked_at(run, monkeypatch):
     monkeypatch.setattr(provenance, "_HASHED_UP_TO", 10)
     test_a_run_as_it_was_left_opens_without_a_word(run)
-    with pytest.raises(ValueError, match="not enough values"):
+    with pytest.raises(ValueError, match="unpack"):  # no caution
         test_changed_files_are_cautions(run)
 
 
 def test_a_run_that_goes_beyond_its_outcome_is_told(run):
     (run / MANIFEST).unlink()
     (caution,) = open_for_use(str(run)).cautions
-    assert "is not finished" in caution
+    assert gives(caution, run)
     (run / "plan.json").unlink()  # a stranger's adapter
     assert open_for_use(str(run)).cautions == ()
 
@@ -85,7 +86,5 @@ def test_a_run_without_a_model_names_its_newest_checkpoint(tmp_path, monkeypatch
     for step in (8, 12):  # 100 was killed while it was written
         (run / f"checkpoint-{step}" / MANIFEST).write_text("{}")
     shown = CliRunner().invoke(main, ["generate", "runs/x/", "--prompt", "a"])
-    assert (shown.exit_code, shown.stderr) == (
-        2,
-        "error: runs/x/: is not finished; use runs/x/checkpoint-12 [SF-USE-FOLDER]\n",
-    )
+    assert shown.exit_code == 2
+    assert prints_fault(shown.stderr, "SF-USE-FOLDER", "runs/x/", "runs/x/checkpoint-12")

@@ -65,7 +65,7 @@ def test_the_memory_efficient_kernel_gets_every_head_where_it_is_the_only_fused_
 
 
 def test_a_planned_kernel_that_the_device_lacks_does_not_fall_back(model):
-    with pytest.raises(RuntimeError, match="No viable backend"):
+    with pytest.raises(RuntimeError, match="backend"):  # torch's
         forward(model, attention_plan("sdpa", ("cudnn",)))()
 
 

@@ -170,11 +170,11 @@ def test_a_frozen_part_that_would_learn_is_refused(folder, tmp_path):
     trunk = SharedBackbone(model)
     trunk.add_copy("critic", trainable=True)
     critic = ScoringRole(ScoredModel(model, head_of(model, 4)), "critic")
-    with pytest.raises(ValueError, match="frozen role would use"):
+    with pytest.raises(ValueError, match="critic"):
         PPOModels(actor=Role(model, "default"), critic=critic, reference=Role(model, "critic"), trunk=trunk)
     both = ScoringRole(critic.model, "default")
     with pytest.raises(ValueError, match="both train"):
         PPOModels(actor=Role(model, "default"), critic=both, reference=Role(model, None), trunk=trunk)
     whole = base_model(folder)
-    with pytest.raises(ValueError, match="cannot be frozen"):
+    with pytest.raises(ValueError, match="frozen"):
         PPOModels(actor=Role(whole), critic=ScoringRole(ScoredModel(whole, head_of(whole, 4))), reference=Role(whole))

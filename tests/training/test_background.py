@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.faults import raises_fault
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.background import background_writer
 
@@ -67,7 +68,7 @@ def test_the_end_waits_for_it():
 
 @pytest.mark.parametrize("asked", [True, False], ids=["at the next step", "at the end"])
 def test_what_it_ran_into_is_raised(asked):
-    slow = Slow(error=EnvironmentFault(Fault("checkpoint-2", "cannot be written: no space left on device")))
+    slow = Slow(error=EnvironmentFault(Fault("checkpoint-2", "full", code="SF-DISK-FULL")))
     slow.go.set()
 
     def run():
@@ -77,12 +78,12 @@ def test_what_it_ran_into_is_raised(asked):
                 writer.finished(wait=True)
                 pytest.fail("it was silent")
 
-    with pytest.raises(EnvironmentFault, match="no space left"):
+    with raises_fault("SF-DISK-FULL", "checkpoint-2"):
         run()
 
 
 def test_another_error_is_not_hidden_by_it():
-    slow = Slow(error=EnvironmentFault(Fault("checkpoint-2", "no space left")))
+    slow = Slow(error=EnvironmentFault(Fault("checkpoint-2", "full")))
     slow.go.set()
 
     def run():
@@ -92,4 +93,4 @@ def test_another_error_is_not_hidden_by_it():
 
     with pytest.raises(RuntimeError, match="the step") as caught:
         run()
-    assert "no space left" in caught.value.__notes__[0]
+    assert "checkpoint-2: full" in caught.value.__notes__[0]

@@ -42,7 +42,7 @@ def test_time_spent_is_no_difference(pair):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda t: t["hidden.bias"].add_(1e-3), "differs by at most 0.001"),
+        (lambda t: t["hidden.bias"].add_(1e-3), "0.001"),
         (lambda t: t["hidden.bias"].copy_(torch.nextafter(t["hidden.bias"], torch.tensor(9.0))), "differs"),
         (lambda t: t.pop("hidden.bias"), "only in"),
         (lambda t: t.update({"hidden.bias": t["hidden.bias"].half()}), "torch.float32 [8] against torch.float16 [8]"),

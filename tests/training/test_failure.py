@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers.faults import gives
 from helpers.toy_model import settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.training.failure import Attempt, CurrentBatch, look_into
 from surefoot.training.report import StepReport
@@ -30,8 +31,8 @@ def test_a_replay_says_where_it_came_from():
         out = toy_loss(model, batch)
         return type(out)(out.loss * float("nan"), out.sums)
 
-    assert "loss" in looked_into(bad)
-    assert looked_into(toy_loss).startswith("a replay of the step was finite")
+    assert gives(looked_into(bad), "loss")
+    assert not gives(looked_into(toy_loss), "loss")  # a replay of it is finite
 
 
 @pytest.mark.parametrize(
@@ -48,10 +49,9 @@ def test_a_device_that_fails_in_the_replay_is_raised(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), MemoryError("no room for the replay")])
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), MemoryError("full")])
 def test_twin_a_replay_that_fails_otherwise_is_told_in_words(error):
-    said = looked_into(raising(error))
-    assert said == f"its replay failed ({type(error).__name__}: {error})"
+    assert f"({type(error).__name__}: {error})" in looked_into(raising(error))
 
 
 def test_the_batch_at_hand_is_the_one_that_is_computed():

@@ -38,13 +38,13 @@ def test_the_first_signal_asks(number):
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0
     assert out == f"left after {number.name}\n"
-    assert "stopping after this step" in err
+    assert f"{number.name}: " in err
 
 
 def test_the_second_signal_stops_at_once():
     process = start(obey=False)
     process.send_signal(signal.SIGTERM)
-    assert "stopping after this step" in process.stderr.readline() + process.stderr.readline()
+    assert "SIGTERM: " in process.stderr.readline() + process.stderr.readline()
     time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=20)

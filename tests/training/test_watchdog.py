@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from helpers.faults import gives
 from surefoot.system import durable
 from surefoot.training import watchdog
 from surefoot.training.activity import LEAST_LIMIT, SLOWER, Activity, Heartbeat, is_gone
@@ -118,24 +120,19 @@ def watch(store, monkeypatch, activity=None, **changes):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (
-            {"pid": GONE, "step": 5, "doing": "saving"},
-            "rank 1 (pid 4194305) has ended without an error message; it was saving",
-        ),
-        ({}, "has not responded for 1 s"),
-    ],
+    ("other", "values"),
+    [({"pid": GONE, "step": 5, "doing": "saving"}, ["saving"]), ({}, [1])],  # seconds that it was silent
 )
-def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, other, said):
+def test_a_rank_that_is_gone_or_silent_ends_the_run(server, monkeypatch, capfd, other, values):
     server.set("heartbeat/1", heartbeat(**other).to_bytes().decode())
     notes = []
     dog, ended, codes = watch(server, monkeypatch, silent=1.0, note=notes.append)
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
-    assert said in capfd.readouterr().err
-    assert said in notes[0]
+    for said in (capfd.readouterr().err, notes[0]):
+        assert re.search(rf"rank 1\b.*\bpid {GONE if other else os.getpid()}\b", said)
+        assert all(gives(said, value) for value in values), said
     assert published_fault(server) is not None, "the others can read it"
 
 
@@ -184,7 +181,6 @@ def test_a_stall_names_who_is_behind(server, monkeypatch, capfd):
     assert ended.wait(LONG)
     assert codes[0] == 3
     assert "rank 1" in (said := capfd.readouterr().err)
-    assert "has made no progress" in said
     assert "at step 2" in said
 
 
@@ -200,7 +196,7 @@ def test_a_rank_that_never_comes_is_named(server, monkeypatch, capfd):
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
-    assert "error: rank 1 of 2 did not connect within 1 s" in capfd.readouterr().err
+    assert re.search(r"error: rank 1 of 2 .*\b1 s\b", capfd.readouterr().err)
 
 
 def test_twin_a_rank_that_comes_in_time_ends_nothing(server, monkeypatch):
@@ -222,7 +218,7 @@ def test_a_log_that_cannot_be_written_keeps_no_process_alive(server, monkeypatch
     dog.start()
     assert ended.wait(LONG)
     assert codes[0] == 3
-    assert "has ended without an error message" in capfd.readouterr().err
+    assert re.search(rf"rank 1\b.*\bpid {GONE}\b", capfd.readouterr().err)
 
 
 def test_what_is_half_written_is_removed_before_the_process_is_ended(server, monkeypatch, tmp_path):

@@ -237,7 +237,7 @@ def test_one_that_fails_again_is_left_out_and_counted(marks, tmp_path):
 
         def step(self, answer):
             if self.dies:
-                raise RuntimeError("no more")
+                raise RuntimeError("full")
             return super().step(answer)
 
     world = World(marks, tmp_path, Dies)
@@ -246,7 +246,7 @@ def test_one_that_fails_again_is_left_out_and_counted(marks, tmp_path):
     assert math.isnan(heard.scores[2].value)
     assert (heard.sums["environment_raised"], heard.sums["environment_timed_out"]) == (1, 0)
     (line,) = world.told
-    assert "RuntimeError: no more" in line
+    assert "RuntimeError: full" in line
     assert "record 2" in line
 
 
@@ -329,14 +329,14 @@ def test_objects_are_closed_at_once_and_failures_told_in_one_line(marks, tmp_pat
         def close(self):
             together.wait(20)
             if self.number in (2, 3):
-                raise OSError("still in use")
+                raise OSError("locked")
 
     world = World(marks, tmp_path, Meets)
     heard = world.hold(Engine(stops=1.0), limit=400)
     assert [one.outcome for one in heard.scores] == ["scored"] * 6
     (line,) = world.told
     assert "2 of 6" in line
-    assert "still in use" in line
+    assert "locked" in line
 
 
 class Moody(Counting):

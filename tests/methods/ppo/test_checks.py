@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def said(world: Path, folder: Path, pairs: list[dict[str, str]], **data: object)
     }
     stream = io.StringIO()
     surefoot.train(config, stream=stream)
-    lines = [line for line in stream.getvalue().splitlines() if "the reward model prefers" in line]
+    lines = [line for line in stream.getvalue().splitlines() if re.search(r"of \d+ pairs|surefoot evaluate", line)]
     return lines, any(line.startswith("caution: ") for line in lines)
 
 

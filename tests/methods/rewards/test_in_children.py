@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from surefoot.config.load import load_config
 from surefoot.config.methods import RewardTerm
 from surefoot.methods.rewards import confined, in_children
@@ -121,7 +121,7 @@ def test_programs_are_scored_by_all_of_their_tests():
     found = graded({"name": "code"}, (fenced, {"tests": TESTS}), (GOOD, {"tests": "\n".join(TESTS)}))
     assert [one.value for one in found] == [1.0, 1.0]
     half = run_program(GOOD, [*TESTS, "assert f(3) == 3"], 2)
-    assert (half.value, half.reason.startswith("2 of 3 tests pass")) == (0.0, True)
+    assert (half.value, half.reason.startswith("2 of 3 ")) == (0.0, True)
 
 
 FORBIDDEN = {
@@ -146,7 +146,8 @@ def test_a_confined_program_can_not(what, tmp_path):
     old.write_text("as it was")
     program = FORBIDDEN[what].replace("OLD", str(old)).replace("NEW", str(new))
     found = run_program(program, ["pass"], 5)
-    assert (found.value, found.reason.startswith("0 of 1 tests pass; the program raised")) == (0.0, True)
+    assert (found.value, found.reason.startswith("0 of 1 ")) == (0.0, True)
+    assert gives(found.reason, "raised")
     assert (old.read_text(), new.exists()) == ("as it was", False)
 
 

@@ -82,7 +82,7 @@ def test_every_family_learns_the_same(zoo_model, family):
 @pytest.mark.parametrize("family", WITHOUT)
 def test_models_without_are_left_alone(zoo_model, family):
     model = learner(zoo_model(family))
-    assert "none of its norms" in obstacle(model)
+    assert obstacle(model)
     install(model)
     assert not patched(model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 
@@ -273,10 +274,10 @@ def test_a_whole_model_is_tried_with_two_short_documents_and_left_as_it_was(fami
         return kernels.sdpa(q, k, v, kernels.documents_of([q.shape[2]], q.device), scale)
 
     def lost(*_):
-        raise documents._lost("not passed on to the attention layer")
+        raise documents._lost("dropped")
 
-    for broken, why in ((one_document, "changes another by"), (lost, "not passed on")):  # twins
+    for broken, why in ((one_document, r"\d"), (lost, "dropped")):  # twins; the first by how much another changed
         monkeypatch.setitem(documents.FORMS, "sdpa", broken)
-        assert why in documents_fault(model)
+        assert re.search(why, documents_fault(model))
     assert model.config._attn_implementation == attention
     assert model.training

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.faults import raises_fault
 from helpers.toy_model import toy_engine
-from surefoot.system.errors import EnvironmentFault
 from surefoot.training.engine import Elements
 from surefoot.training.engine.make import count_elements, verify_share
 
@@ -42,13 +42,13 @@ def test_a_share_is_recorded():
 @pytest.mark.parametrize(
     ("engine", "name", "cut", "said"),
     [
-        (Fsdp2Engine(100), "fsdp2", EVERYTHING, "holds 100 of 100 elements of its weights; the plan says at most 60"),
-        (Fsdp2Engine(50, optimizer=20), "fsdp2", EVERYTHING, "20 of 20 elements of its optimizer"),
-        (Fsdp2Engine(50), "deepspeed", EVERYTHING, "planned deepspeed, found Fsdp2Engine"),
-        (Fsdp2Engine(50), "fsdp2", {"optimizer"}, "the plan says all of them"),
+        (Fsdp2Engine(100), "fsdp2", EVERYTHING, [(100, "weights", 60)]),  # it holds all, and the plan says at most 60
+        (Fsdp2Engine(50, optimizer=20), "fsdp2", EVERYTHING, [(20, "optimizer")]),
+        (Fsdp2Engine(50), "deepspeed", EVERYTHING, [("deepspeed", "Fsdp2Engine")]),
+        (Fsdp2Engine(50), "fsdp2", {"optimizer"}, [(50, "weights"), (10, "gradients")]),  # half; the plan says all
     ],
 )
 def test_a_silent_fallback_is_refused(engine, name, cut, said):
-    with pytest.raises(EnvironmentFault) as caught:
+    first, *others = [("SF-PLAN-BROKEN", "plan: parallel.engine", *values) for values in said]
+    with raises_fault(*first, also=others):
         verify_share(engine, name, cut, WHOLE)
-    assert said in str(caught.value)

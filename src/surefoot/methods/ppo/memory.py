@@ -37,6 +37,7 @@ from surefoot.methods.ppo.holds import (
     too_many_left_out,
 )
 from surefoot.methods.rollouts import require_same, under
+from surefoot.system.messages import counted
 from surefoot.training.report import StepReport
 
 _EPISODES, _AVERAGE = "episodes.", "average."
@@ -166,7 +167,8 @@ class PpoMemory:
             metrics={**figures.metrics(), "kl_coef": old.kl_coef},
         )
         if figures.left_out and figures.answers:
-            self._notify(f"step {step}: {figures.left_out} answers are left out: their score is no finite number")
+            left_out = counted(figures.left_out, "answer")
+            self._notify(f"step {step}: {left_out} left out: no finite score")
         if hold:
             self._hold(step, hold)
         elif again >= limits.patience:
