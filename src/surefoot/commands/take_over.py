@@ -11,8 +11,8 @@ from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from surefoot.interop.launch import Command, Options
-    from surefoot.interop.takeover import Mode, Session, Taken
-    from surefoot.interop.translation import Translation
+    from surefoot.interop.takeover import Session, Taken
+    from surefoot.interop.translation import GivenMode, Translation
 
 
 def translate_script(
@@ -26,7 +26,12 @@ def translate_script(
 
 
 def translated(
-    session: Session, command: Command, options: Options, own: Sequence[str], dropped: Sequence[str], mode: Mode | None
+    session: Session,
+    command: Command,
+    options: Options,
+    own: Sequence[str],
+    dropped: Sequence[str],
+    mode: GivenMode | None,
 ) -> tuple[Taken, Translation, Path]:
     """Return what was handed over, its translation, and the config file written beside it.
 

@@ -26,7 +26,7 @@ from surefoot.system.redaction import veiled_words
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
-    from surefoot.interop.translation import Translation
+    from surefoot.interop.translation import GivenMode, Translation
     from surefoot.runs.output_folder import Mode
 
 
@@ -73,7 +73,7 @@ class TrainFlags:
     check: number of steps to take and judge, writing nothing.
     """
 
-    mode: Mode | None = None
+    mode: GivenMode | None = None
     quiet: bool = False
     full: bool = False
     push: str | None = None
@@ -83,7 +83,7 @@ class TrainFlags:
     check: int | None = None
 
 
-def chosen_mode(resume: bool, overwrite: bool) -> Mode | None:
+def chosen_mode(resume: bool, overwrite: bool) -> GivenMode | None:
     """Return the mode for --resume and --overwrite. Raises click.UsageError if both are given."""
     if resume and overwrite:
         raise click.UsageError("--resume continues a run and --overwrite replaces it: give only one of them")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from surefoot.config.dump import shown
 from surefoot.config.keys import schema_key
@@ -78,10 +78,11 @@ def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | Non
     return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})
 
 
-MODES = ("--resume", "--overwrite")
+GivenMode = Literal["resume", "overwrite"]
+MODES = tuple(f"--{mode}" for mode in get_args(GivenMode))
 
 
-def with_mode(found: Translation, mode: str | None) -> Translation:
+def with_mode(found: Translation, mode: GivenMode | None) -> Translation:
     """Let the command continue ("resume") or replace ("overwrite") a run that is there; None: as translated."""
     if mode is None:
         return found

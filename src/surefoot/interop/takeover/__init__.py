@@ -5,7 +5,7 @@ data and trainer as always; `in_script` replaces `train()` and hands over what i
 `translation_of` turns it into a surefoot config. After the training the script goes on with the trained weights.
 """
 
-from surefoot.interop.takeover.session import Mode, Session, Taken, find_script
+from surefoot.interop.takeover.session import Session, Taken, find_script
 from surefoot.interop.takeover.settings import check_taken, translation_of
 
-__all__ = ["Mode", "Session", "Taken", "check_taken", "find_script", "translation_of"]
+__all__ = ["Session", "Taken", "check_taken", "find_script", "translation_of"]

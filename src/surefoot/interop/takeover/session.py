@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from surefoot.interop.faults import script_error
 from surefoot.interop.launch import Command, Options, python_words
 from surefoot.interop.takeover.in_script.handover import RECORD
+from surefoot.interop.translation import GivenMode
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 
-Mode = Literal["resume", "overwrite"]
 TAKEN, RUN = "taken-over", "surefoot"
 """Folders in the script's output_dir: what it handed over, and the run."""
 
@@ -59,14 +59,14 @@ class Taken:
         return self.record["places"]
 
     @property
-    def mode(self) -> Mode | None:
+    def mode(self) -> GivenMode | None:
         """What the script itself asks for where there is a run: train(resume_from_checkpoint=...), or transformers 4's
         overwrite_output_dir."""
         if self.record["resume"]:
             return "resume"
         return "overwrite" if self.record["arguments"].get("overwrite_output_dir") else None
 
-    def settled(self, mode: Mode | None) -> tuple[Taken, list[str]]:
+    def settled(self, mode: GivenMode | None) -> tuple[Taken, list[str]]:
         """Move the files to their final folder. A run that continues keeps the files that it began with: the script may
         draw new weights or another order each time.
 
