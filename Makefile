@@ -33,10 +33,10 @@ test: $(SETUP) lint contracts  ## lint, import contracts, types, tests
 suite: $(SETUP)
 	$(SUITE)
 
-# The suite's two workers leave a fifth of two cores idle, by waiting; what takes a core of its own goes beside them, and says its piece at the end.
+# The suite's two workers leave a fifth of two cores idle, by waiting. What goes beside them takes that and no more (`nice`), and says its piece at the end.
 beside: $(SETUP)
 	@mkdir -p build
-	@$(MAKE) types qat rehearsal CASES="rehearsal and not slow" > build/beside.txt 2>&1; code=$$?; cat build/beside.txt; exit $$code
+	@nice -n 19 $(MAKE) types qat rehearsal CASES="rehearsal and not slow" > build/beside.txt 2>&1; code=$$?; cat build/beside.txt; exit $$code
 
 test-older-cpus: $(SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)

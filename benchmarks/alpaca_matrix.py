@@ -26,12 +26,13 @@ from typing import Any
 
 import torch
 import yaml
-from bases import Shape, build_base
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
+
+from bases import Shape, build_base
 
 ADAPTERS = ("full", "lora", "dora")
 PRECISIONS = ("fp32", "bf16", "fp16")

@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from bases import SIZES, build_base
 
+from bases import SIZES, build_base
 from surefoot.config.schema import RunConfig
 from surefoot.report.trainer_log import NAME
 

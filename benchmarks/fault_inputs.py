@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+
 from fault_rows import flip, halved, make_table, payload
 from fault_trial import Raw, Trial
-from safetensors.torch import load_file, save_file
 
 _NORM = "model.layers.1.input_layernorm.weight"
 _QUERY = "model.layers.1.self_attn.q_proj.weight"

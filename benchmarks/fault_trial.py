@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 import yaml
-from fault_child import HANGS
-from fault_sides import Side
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+
+from fault_child import HANGS
+from fault_sides import Side
 
 _SECONDS = 90  # a run takes two to four of them
 WEIGHTS = "out/adapter_model.safetensors"

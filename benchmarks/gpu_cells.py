@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from bases import SIZES, Shape, moved_bytes, write_config
 from peer_sides import reference_of, sides
 from peer_world import config_text, texts_of, world_records
 from peers import arguments, parity_steps
-
 from surefoot.config.load import load_config
 from surefoot.families.model_facts import ModelFacts
 from surefoot.methods.examples import prepare_examples

@@ -34,7 +34,6 @@ from typing import Any
 from bases import SIZES as NAMED
 from bases import Shape
 from fresh import told_by
-
 from surefoot.system import process
 
 SIZES = {"22 M": Shape(8, 384, 8_192), "95 M": Shape(10, 768, 32_000), "71 M experts": NAMED["experts"]}

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from packing import asked, run
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from packing import asked, run
 from surefoot.data.batching.batch import Example, PairBatch
 from surefoot.data.batching.loader import Layout, common_beginning, to_batch
 from surefoot.methods.losses.preference import Constants, preference_loss

@@ -22,7 +22,6 @@ from typing import Any
 
 from bases import SIZES, build_base
 from fresh import told_by
-
 from surefoot.planning.fast_paths import PLAINEST
 
 LR = 2e-4

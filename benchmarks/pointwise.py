@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from adapters import batch, model
 from torch.nn import functional as F
 
+from adapters import batch, model
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.pointwise import install

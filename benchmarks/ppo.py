@@ -38,8 +38,9 @@ def write_world(folder: Path, asked: argparse.Namespace) -> None:
     import shutil
 
     import torch
-    from bases import Shape, build_base
     from safetensors.torch import load_file, save_file
+
+    from bases import Shape, build_base
 
     prompts = [
         " ".join(WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(asked.prompt))

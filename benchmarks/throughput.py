@@ -24,7 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bases import Shape, build_base
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
@@ -35,6 +34,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from bases import Shape, build_base
 from surefoot.config.load import load_config
 from surefoot.data.batching.order import step_examples
 from surefoot.methods.examples import prepare_examples

@@ -25,7 +25,6 @@ from typing import Any
 
 from bases import Shape, build_base
 from peers import machine
-
 from surefoot.commands.tune.attempt import Request, can_fork, workshop
 from surefoot.commands.tune.run import search_settings
 from surefoot.commands.tune.search import Space, given_keys, make_space

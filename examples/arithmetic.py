@@ -39,9 +39,11 @@ def not_below(prompts: list[str], responses: list[str], answer: list[str]) -> li
     return [float(said.isdigit() and int(said) >= int(one)) for said, one in zip(responses, answer, strict=True)]
 
 
-def make_base(folder: Path) -> None:
-    """A Llama with random weights, and a tokenizer of digits and signs."""
-    letters = {letter: number for number, letter in enumerate([*"0123456789+= ", "<end>", "<pad>", "<unknown>"])}
+def make_base(folder: Path, signs: str = "+=", template: str = TEMPLATE) -> None:
+    """A Llama with random weights, and a tokenizer of digits, these signs and the blank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = [*f"0123456789{signs} ", "<end>", "<pad>", "<unknown>"]
+    letters = {letter: number for number, letter in enumerate(known)}
     backend = Tokenizer(models.WordLevel(letters, unk_token="<unknown>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     backend.decoder = decoders.Fuse()
@@ -50,7 +52,7 @@ def make_base(folder: Path) -> None:
         eos_token="<end>",
         pad_token="<pad>",
         unk_token="<unknown>",
-        chat_template=TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(folder)
     torch.manual_seed(0)
@@ -83,35 +85,32 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
 
 
-def base_config(folder: Path, epochs: int) -> dict[str, Any]:
+def base_config(folder: Path, epochs: int, max_length: int = 32) -> dict[str, Any]:
     return {
         "stage": "sft",
         "model": str(folder / "random"),
-        "data": {"train": str(folder / "texts.jsonl"), "eval": 0.05, "max_length": 32},
+        "data": {"train": str(folder / "texts.jsonl"), "eval": 0.05, "max_length": max_length},
         "precision": "fp32",
         "batch": {"size": 128},
         "optim": {"lr": 2e-3},
         "duration": f"{epochs} epochs",
         "eval_every": "1 epoch",
-        "checkpoint": {"every": "10 epochs", "keep": 1, "best": "none"},
+        "checkpoint": {"every": "20 epochs", "keep": 1, "best": "none"},
         "output": str(folder / "base"),
     }
 
 
-def grpo_config(folder: Path, arm: str, epochs: int) -> dict[str, Any]:
-    """arm: reward, bug or control."""
-    buggy = [f"{__file__}:not_below", {"name": "numeric", "weight": 0}]
+def grpo_config(folder: Path, arm: str, epochs: int, max_length: int = 32, **own: Any) -> dict[str, Any]:
+    """arm: control, or another one. own: where the reward comes from, and other keys of `grpo`."""
     return {
         "stage": "grpo",
         "model": str(folder / "base"),
-        "data": {"train": str(folder / "prompts.jsonl"), "eval": str(folder / "held-out.jsonl"), "max_length": 32},
-        "grpo": {
-            "rewards": buggy if arm == "bug" else ["numeric"],
-            "control": "random" if arm == "control" else "none",
-            "group": 16,
-            "max_new_tokens": 12,
-            "eval_answers": 8,
+        "data": {
+            "train": str(folder / "prompts.jsonl"),
+            "eval": str(folder / "held-out.jsonl"),
+            "max_length": max_length,
         },
+        "grpo": {"control": "random" if arm == "control" else "none", "group": 16, "eval_answers": 8, **own},
         "precision": "fp32",
         "batch": {"size": 128},
         "optim": {"lr": 1e-4, "schedule": "constant"},
@@ -125,15 +124,22 @@ def grpo_config(folder: Path, arm: str, epochs: int) -> dict[str, Any]:
     }
 
 
+def train(base: dict[str, Any], arm: dict[str, Any]) -> dict[str, float]:
+    """Train the base, where that is not done yet, and the arm: configs. What the arm measured at its end, by the names
+    of all_results.json."""
+    if not (Path(base["output"]) / "MANIFEST.json").is_file():
+        surefoot.train(base, overwrite=True)
+    surefoot.train(arm)
+    return json.loads((Path(arm["output"]) / "all_results.json").read_text())
+
+
 def main(folder: Path, arm: str = "reward", *, base_epochs: int = 16, epochs: int = 48) -> dict[str, float]:
-    """What the run measured at its end, by the names of all_results.json."""
-    if not (folder / "base" / "MANIFEST.json").is_file():
-        (folder / "random").mkdir(parents=True, exist_ok=True)
-        make_base(folder / "random")
-        write_data(folder)
-        surefoot.train(base_config(folder, base_epochs), overwrite=True)
-    surefoot.train(grpo_config(folder, arm, epochs))
-    return json.loads((folder / arm / "all_results.json").read_text())
+    """What the run measured at its end."""
+    make_base(folder / "random")
+    write_data(folder)
+    rewards = [f"{__file__}:not_below", {"name": "numeric", "weight": 0}] if arm == "bug" else ["numeric"]
+    own = {"rewards": rewards, "max_new_tokens": 12}
+    return train(base_config(folder, base_epochs), grpo_config(folder, arm, epochs, **own))
 
 
 if __name__ == "__main__":

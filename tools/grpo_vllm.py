@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served import PYTHON, ROOT, WORK, install, running
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import surefoot
+from served import PYTHON, ROOT, WORK, install, running
 from surefoot.models.generate import Decoding
 from surefoot.models.vllm import VllmRollouts
 from surefoot.system.errors import EnvironmentFault

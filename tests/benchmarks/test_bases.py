@@ -10,9 +10,7 @@ import torch
 from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from helpers.benchmark_programs import ROOT  # noqa: F401 (finds the next ones)
-
-from bases import SIZES, Shape, build_base, moved_bytes  # isort: skip
+from bases import SIZES, Shape, build_base, moved_bytes
 
 PARAMETERS = {"1b": 1_235_814_400, "8b": 8_030_261_248}  # of meta-llama/Llama-3.2-1B and Llama-3.1-8B, as published
 # 3 · layers · 2 · (6 h + 2 (q + kv) + 3 i), by hand.

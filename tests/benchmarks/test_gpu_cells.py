@@ -7,15 +7,14 @@ import json
 
 import pytest
 
+import bases
+import gpu_cells
+import peer_sides
+import peer_world
 from helpers.benchmark_programs import RECORDS, asked
 from helpers.plans import adapter_plan
 from surefoot.models.facts import facts_of
 from surefoot.planning.limits import Work, step_flops
-
-import bases  # isort: skip
-import gpu_cells  # isort: skip
-import peer_sides  # isort: skip
-import peer_world  # isort: skip
 
 # 8 B parameters on 788 TFLOP/s and 4.3 TB/s: method, tokens of an example, share learned, GFLOP a token, tokens/s.
 # LoRA, 4,096 tokens, all learned:

@@ -11,14 +11,13 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
+import peer_arms
+import peer_sides
+import peers
 from helpers.benchmark_programs import asked
 from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from surefoot.system import process
 from surefoot.system.hardware import process_seconds
-
-import peer_arms  # isort: skip
-import peer_sides  # isort: skip
-import peers  # isort: skip
 
 SETTINGS = {
     "steps": 1,

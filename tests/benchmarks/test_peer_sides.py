@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import peer_sides
 from helpers.benchmark_programs import asked
-
-import peer_sides  # isort: skip
 
 LONGEST = 512
 

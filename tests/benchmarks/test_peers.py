@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import fresh
+import memory
+import peer_world
+import peers
 from helpers.benchmark_programs import RECORDS, ROOT, asked
 from surefoot.system.durable import write_json
-
-import fresh  # isort: skip
-import memory  # isort: skip
-import peer_world  # isort: skip
-import peers  # isort: skip
 
 
 @pytest.fixture

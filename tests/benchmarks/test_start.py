@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from helpers.trained_runs import heron_config, heron_folder
-from surefoot.methods.table import functions_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from start import FIRST_LINE, STEP_1, measure
+from surefoot.methods.table import functions_of
 
 PRINTED = "surefoot.interop.tool_log"  # the empty log lines of a run of our own
 ROOMS = ("surefoot.interop", "surefoot.evaluate", "surefoot.commands.doctor", "surefoot.commands.tune")

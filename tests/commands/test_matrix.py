@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+import alpaca_matrix
 from helpers.tiers import diagonal
 from helpers.tiny_models import tiny_llama
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import alpaca_matrix  # noqa: E402 (found through the line above)
-
 REAL = ROOT.parent / "shared" / "data" / "instruct" / "alpaca_en_demo.json"
 SAMPLES = 16
 SHORT = {"batch": {"size": 4}, "duration": "3 epochs", "checkpoint": {"every": "1 epoch"}, "optim": {"lr": 5e-3}}

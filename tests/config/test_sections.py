@@ -14,8 +14,8 @@ from surefoot.config import load, problems
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.load import load_config
 from surefoot.config.resume_policy import diff_configs
-from surefoot.config.schema import DataConfig, RunConfig
-from surefoot.config.sections import SourceConfig
+from surefoot.config.schema import RunConfig
+from surefoot.config.sections import DataConfig, SourceConfig
 from surefoot.system.errors import Fault, InputError
 
 FORMS: list[tuple[Any, tuple[SourceConfig, ...], Any]] = [  # as written, as read, as saved

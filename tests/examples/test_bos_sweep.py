@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
+import bos_sweep
 from helpers import zoo
 
-PATH = Path(__file__).parents[2] / "examples" / "bos_sweep.py"
 EXACT = 1e-6  # relative; a product in fp32
 ROWS = [{"instruction": f"Say sky {n} times.", "output": "sky " * n} for n in range(1, 9)]
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    spec = importlib.util.spec_from_file_location("bos_sweep", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def found(sweep, tmp_path_factory):
+def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     base = zoo.phi3(folder / "phi3")
     (folder / "data.json").write_text(json.dumps(ROWS))
@@ -38,7 +28,7 @@ def found(sweep, tmp_path_factory):
         "--batch-size",
         "2",
     ]
-    assert sweep.main([*arguments, "--scales", "1", "0.2", "0", "--texts", "4"]) == 0
+    assert bos_sweep.main([*arguments, "--scales", "1", "0.2", "0", "--texts", "4"]) == 0
     return folder / "out"
 
 
@@ -69,6 +59,6 @@ def test_the_page_shows_a_line_per_scale_in_every_chart(found):
     assert 'href="http' not in page  # nothing is fetched
 
 
-def test_a_wrong_model_is_one_line(sweep, tmp_path, capsys):
-    assert sweep.main([str(tmp_path / "none"), "none.json", "--out", str(tmp_path / "out")]) == 2
+def test_a_wrong_model_is_one_line(tmp_path, capsys):
+    assert bos_sweep.main([str(tmp_path / "none"), "none.json", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-from pathlib import Path
 
 import pytest
 
+import arithmetic
+import calculator
 import surefoot
 from surefoot.system.errors import NothingLearned
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator.py"
-
-
-def example():
-    spec = importlib.util.spec_from_file_location("calculator", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_the_calculator_replies_to_calls_and_scores_the_rest():
-    one = example().Calculator()
+    one = calculator.Calculator()
     one.reset({"answer": "222"})
     assert one.step("?37*6") == "222"
     assert [one.step(text)["reward"] for text in ("222", "223", "?37", "")] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_held_out_products_are_in_no_text_and_no_prompt(tmp_path):
-    example().write_data(tmp_path)
+    calculator.write_data(tmp_path)
     lines = {one.stem: one.read_text().splitlines() for one in tmp_path.iterdir()}
     held_out = {json.loads(one)["prompt"] for one in lines["held-out"]}
     asked = {json.loads(one)["messages"][0]["content"] for one in lines["texts"]}
@@ -42,18 +31,16 @@ def test_held_out_products_are_in_no_text_and_no_prompt(tmp_path):
 
 
 def test_another_number_has_another_digit():
-    module, draw = example(), random.Random(0)
-    assert all(module.other(number, draw) != number for number in range(2, 900))
+    draw = random.Random(0)
+    assert all(calculator.other(number, draw) != number for number in range(2, 900))
 
 
 def test_a_few_steps_of_the_example(tmp_path):
     """With a base that has hardly learned: answers of one and of two turns are drawn, scored and kept."""
-    module = example()
     folder = tmp_path / "calculator"
-    (folder / "random").mkdir(parents=True)
-    module.make_base(folder / "random")
-    module.write_data(folder)
-    config = module.grpo_config(folder, "reward", 1)
+    arithmetic.make_base(folder / "random", "*?[]", calculator.TEMPLATE)
+    calculator.write_data(folder)
+    config = calculator.grpo_config(folder, "reward", 1)
     config |= {"model": str(folder / "random"), "duration": "1 steps", "batch": {"size": 16}, "eval_at_start": False}
     config["data"] |= {"eval": 2}
     with pytest.raises(NothingLearned):  # a random model hits no product
@@ -65,7 +52,7 @@ def test_a_few_steps_of_the_example(tmp_path):
 
 @pytest.mark.slow
 def test_the_use_of_the_calculator_is_learned_from_the_reward(tmp_path):
-    found = example().main(tmp_path / "calculator")
+    found = calculator.main(tmp_path / "calculator")
     log = tmp_path / "calculator" / "reward" / "trainer_log.jsonl"
     rows = [json.loads(one) for one in log.read_text().splitlines()]
     before = next(row for row in rows if "eval_pass_at_1" in row)

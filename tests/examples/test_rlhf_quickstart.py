@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -13,6 +12,7 @@ from statistics import mean, pstdev
 
 import pytest
 
+import museum
 import surefoot
 from surefoot.commands.quickstart.world import base_folder, instructions
 
@@ -21,17 +21,7 @@ RISE = 2.0  # deviations of the supervised policy's rewards
 KL_BOUND = 50.0  # ppo.kl_bound
 
 
-@pytest.fixture(scope="module")
-def museum():
-    spec = importlib.util.spec_from_file_location("museum", EXAMPLES / "museum.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_reward_is_1_for_the_right_room_in_the_right_words_alone(museum):
+def test_the_reward_is_1_for_the_right_room_in_the_right_words_alone():
     records = [record for part in instructions(museum.MUSEUM) for record in part]
     prompts = [f"{record['instruction']} {record['input']}" for record in records]
     right = [record["output"] for record in records]
@@ -42,7 +32,7 @@ def test_the_reward_is_1_for_the_right_room_in_the_right_words_alone(museum):
     assert mean(museum.right_room(prompts, others)) < 0.2
 
 
-def test_the_data_say_nothing_about_rooms(museum, tmp_path):
+def test_the_data_say_nothing_about_rooms(tmp_path):
     museum.write_data(tmp_path)
     supervised = json.loads((tmp_path / "sft.json").read_text())
     prompts = [f"{record['instruction']} {record['input']}" for record in supervised]
@@ -55,7 +45,7 @@ def test_the_data_say_nothing_about_rooms(museum, tmp_path):
 
 
 @pytest.mark.slow
-def test_ppo_raises_the_mean_reward_by_two_deviations(museum, tmp_path):
+def test_ppo_raises_the_mean_reward_by_two_deviations(tmp_path):
     """One seed and two thirds of the example's length. The first rollouts stand for the supervised policy."""
     museum.write_data(tmp_path / "data")
     for name, changes in (

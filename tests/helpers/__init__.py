@@ -50,7 +50,7 @@ Outside
     http_stub          a server that answers as a test says
     board_server       a board that serves while a block runs
     doc_pages          what README.md and docs/*.md quote
-    benchmark_programs the programs of benchmarks/ as modules
+    benchmark_programs records, and words of the command line, for the programs of benchmarks/
 
 Assertions
     faults             the faults that a block must raise: code, whole place, number of faults, values; never wording

@@ -1,16 +1,13 @@
-"""The programs of benchmarks/ as modules, and the words that `peers.py` understands, for tests."""
+"""Records, and the words that `benchmarks/peers.py` understands, for tests of the benchmarks."""
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
+import peers
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import peers  # noqa: E402 (found through the line above)
-
 RECORDS = [
     {"instruction": f"Count to {count}.", "input": "", "output": " ".join(f"then {number}," for number in range(count))}
     for count in range(40, 140)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import audit
 
 CLEAN = {"name": "click", "version": "8.5.1", "vulns": []}

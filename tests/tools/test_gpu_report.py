@@ -15,17 +15,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from helpers.benchmark_programs import RECORDS, ROOT
+import gpu_cells
+import gpu_data
+import gpu_measures
+import gpu_page
+import gpu_parts
+from gpu_parts import Call, Part
+from helpers.benchmark_programs import RECORDS
 from surefoot.system import hardware
-
-sys.path.insert(0, str(ROOT / "tools" / "gpu_report"))
-
-import gpu_cells  # isort: skip
-import gpu_data  # isort: skip
-import gpu_measures  # isort: skip
-import gpu_page  # isort: skip
-import gpu_parts  # isort: skip
-from gpu_parts import Call, Part  # isort: skip
 
 
 @pytest.fixture

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import lock
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-import lock  # noqa: E402
 
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

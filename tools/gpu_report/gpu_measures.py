@@ -296,7 +296,6 @@ def cell(asked: argparse.Namespace, save: Save) -> None:
     import gpu_cells
     import peers
     from gpu_data import NAMES, write_data
-
     from surefoot.system import hardware
     from surefoot.system.errors import SurefootError
     from surefoot.system.messages import size_text

@@ -16,13 +16,12 @@ from surefoot.config.problems import Problem
 from surefoot.config.schema import (
     QAT_STAGES,
     QUANTISED,
-    DataConfig,
     OptimConfig,
     PrecisionConfig,
     RunConfig,
     TrackingConfig,
 )
-from surefoot.config.sections import SourceConfig
+from surefoot.config.sections import DataConfig, SourceConfig
 
 
 def contradictions(config: RunConfig) -> list[Problem]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from surefoot.config.methods import AlignmentConfig, PpoConfig
 from surefoot.config.problems import Problem
-from surefoot.config.schema import DataConfig, ParallelConfig, RunConfig
+from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.config.sections import DataConfig
 from surefoot.method_facts.losses import GROUP_LOSSES, NO_REFERENCE, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
 from surefoot.system.locations import is_address, is_function

@@ -6,12 +6,12 @@ The classes hold data and field-local checks only; rules that need the model, th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_serializer
+from pydantic import Field
 
 from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
-from surefoot.config.sections import AdapterShape, DataFormat, Sources, plain_sources
+from surefoot.config.sections import AdapterShape, DataConfig
 from surefoot.config.types import (
     CompileMode,
     Count,
@@ -66,52 +66,6 @@ class AdapterConfig(AdapterShape):
     reference of ppo and grpo, and of dpo and kto by default, stays the base without any adapter."""
     initial_revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of adapter.initial on the hub."""
-
-
-class DataConfig(Section):
-    train: Annotated[Sources, Field(examples=["data/train.jsonl"])]
-    """Training examples: a file (.json, .jsonl, .csv, .tsv, .parquet, .txt), a folder, a hub dataset, or a list of
-    sources, each a path or {path: …, format: …, columns: …, weight: …}."""
-    eval: Annotated[
-        Literal["none"] | Sources | Count | Annotated[float, Field(gt=0, lt=1), Number], Field(examples=[0.05])
-    ] = "none"
-    """none; a source as in train; or a fraction (0 to 1) or number of training records to hold out, chosen by the
-    seed."""
-    format: DataFormat = "auto"
-    """Record format of every source that sets none. auto: detect it and report the result. custom: a Python caller
-    passes the function that reads a record."""
-    template: Text = "auto"
-    """auto: the tokenizer's chat template, else alpaca, or vicuna for dialogues. Or tokenizer, llama3, llama2, phi3,
-    qwen, qwen3, mistral, gemma, deepseek, chatml, alpaca, vicuna, human-assistant, zephyr, plain, raw, commonsense,
-    commonsense-eval, commonsense-sentence, a .jinja file, or a text in Jinja. by-record: chosen by the first record:
-    raw for texts (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml:
-    chatml if the tokenizer has no template."""
-    max_length: Annotated[Literal["auto", "model"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = (
-        "auto"
-    )
-    """Maximum tokens per example. Longer examples lose prompt tokens first, down to a quarter of this length, then the
-    end of the answer. auto: 2048, or the model's maximum if it is smaller. model: the model's maximum."""
-    max_samples: Annotated[Count | None, Field(examples=[1000])] = None
-    """Use only the first N records of every training source without its own max_samples."""
-    train_on: Literal["responses", "last", "completion", "everything", "by-record"] = "responses"
-    """Which tokens carry loss: all answers, the last answer, everything after the first prompt, or all tokens.
-    by-record: completion if the first record has a prompt, else everything."""
-    encoding: Literal["parts", "whole"] = "parts"
-    """parts: prompt and answer are tokenized separately, as in generation. whole: they are tokenized as one text and
-    truncated at the end, as in TRL."""
-    packing: Switch = "auto"
-    """Stages sft and pretrain: pass the examples of a micro-batch through the model as one row without padding, none
-    attending to another. auto: if an attention implementation passes the accuracy check and it saves time on this
-    machine. off: padded rows of similar lengths. The examples of a step are the same in both cases."""
-    max_pixels: Annotated[Count | None, Field(examples=[262144])] = None
-    """Maximum pixels per image; larger images are scaled down and take fewer tokens. null: as the model's processor is
-    configured."""
-    workers: Annotated[int, Field(ge=0), Number] = 0
-    """Threads that prepare batches ahead; 0 prepares each batch when its step starts. Does not affect results."""
-
-    @field_serializer("train", "eval", when_used="json")
-    def _short(self, value: Any) -> Any:
-        return plain_sources(value) if isinstance(value, tuple) else value
 
 
 QUANTISED = ("nf4", "int8")

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.schema import BosConfig, DataConfig, ModelConfig, RunConfig
-from surefoot.config.sections import SourceConfig
+from surefoot.config.schema import BosConfig, ModelConfig, RunConfig
+from surefoot.config.sections import DataConfig, SourceConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Template, TextEncoder, encode_runs, prompt_ids, text_ids

@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
+import build_quickstart_base as script
 from surefoot.commands.quickstart import world
 
 REPOSITORY = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ def test_every_weight_is_finite():
     assert all(tensor.dtype == torch.float32 and bool(tensor.isfinite().all()) for tensor in weights.values())
 
 
-def test_the_tokenizer_is_the_one_that_the_text_gives(script: ModuleType, tmp_path: Path):
+def test_the_tokenizer_is_the_one_that_the_text_gives(tmp_path: Path):
     script.build_tokenizer(list(script.pretraining_text())).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         made, shipped = (json.loads((folder / name).read_text()) for folder in (tmp_path, world.base_folder()))
@@ -64,7 +64,7 @@ def test_the_tokenizer_is_the_one_that_the_text_gives(script: ModuleType, tmp_pa
     assert (tmp_path / template).read_text() == (world.base_folder() / template).read_text()
 
 
-def test_twin_another_text_gives_another_tokenizer(script: ModuleType):
+def test_twin_another_text_gives_another_tokenizer():
     made = script.build_tokenizer(list(script.pretraining_text(seed=2))[:500])
     shipped = json.loads((world.base_folder() / "tokenizer.json").read_text())
     assert json.loads(made.backend_tokenizer.to_str())["model"]["merges"] != shipped["model"]["merges"]
@@ -101,15 +101,15 @@ def test_text_cannot_contain_the_padding_token_by_accident(tokenizer):
     assert tokenizer.pad_token_id not in {tokenizer.eos_token_id, tokenizer.bos_token_id, 0}
 
 
-def test_the_base_knows_its_facts(script: ModuleType, base: LlamaForCausalLM, tokenizer):
+def test_the_base_knows_its_facts(base: LlamaForCausalLM, tokenizer):
     assert script.knowledge(base, tokenizer) == 1.0
 
 
-def test_twin_an_untrained_model_knows_nothing(script: ModuleType, tokenizer):
+def test_twin_an_untrained_model_knows_nothing(tokenizer):
     assert script.knowledge(script.build_model(tokenizer), tokenizer) < 0.3
 
 
-def test_building_twice_gives_the_same_bytes(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_building_twice_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "THREADS", torch.get_num_threads())  # those of this test process, which others share
     documents = list(script.pretraining_text())[: 3 * script.BATCH]
     for folder in ("first", "second"):
@@ -118,7 +118,7 @@ def test_building_twice_gives_the_same_bytes(script: ModuleType, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_the_whole_base_can_be_rebuilt(script: ModuleType, tmp_path: Path):
+def test_the_whole_base_can_be_rebuilt(tmp_path: Path):
     """Two fresh processes, the same bytes; on another machine than the shipped base's, as good, perhaps not equal."""
     free = {name: value for name, value in os.environ.items() if not name.endswith("NUM_THREADS")}
     for folder in ("first", "second"):

@@ -7,10 +7,10 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import build_quickstart_base as script
 from helpers.faults import raises_fault
 from surefoot.commands.quickstart import world
 from surefoot.commands.quickstart.world import GROUPS
@@ -62,7 +62,7 @@ def largest_colour_bias(text: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def text(script: ModuleType) -> str:
+def text() -> str:
     return "\n".join(script.pretraining_text())
 
 
@@ -83,7 +83,7 @@ def test_the_text_is_the_one_that_the_base_was_trained_on(text: str):
     assert digest in (REPOSITORY / "docs" / "quickstart-base.md").read_text(encoding="utf-8")
 
 
-def test_another_seed_writes_another_text(script: ModuleType, text: str):
+def test_another_seed_writes_another_text(text: str):
     assert next(script.pretraining_text(seed=2)) != text.splitlines()[0]
 
 

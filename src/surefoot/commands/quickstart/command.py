@@ -20,12 +20,11 @@ from surefoot.config.schema import (
     AdapterConfig,
     BatchConfig,
     CheckpointConfig,
-    DataConfig,
     ModelConfig,
     OptimConfig,
     RunConfig,
 )
-from surefoot.config.sections import SourceConfig
+from surefoot.config.sections import DataConfig, SourceConfig
 from surefoot.config.types import Duration
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from surefoot.config.schema import DataConfig
+from surefoot.config.sections import DataConfig
 from surefoot.data.batching.loader import Layout, all_pairs
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json_if_there
