@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from helpers.faults import prints_fault
+from helpers.faults import gives, prints_fault
 from helpers.model_layouts import LLAMA32_1B, llama3_tokenizer, model_facts
 from surefoot.commands.main import main
 from surefoot.planning.plan import plan_from_json, plan_to_json
@@ -34,8 +34,8 @@ def run(*arguments):
 def test_a_preset_is_planned_as_a_table(config):
     result = run(config, "--hardware", "h100")
     assert result.exit_code == 0, result.output
-    assert "precision.compute       bf16" in result.stdout
-    assert "NVIDIA H100 80GB HBM3" in result.stdout
+    assert [line for line in result.stdout.splitlines() if line.split()[:2] == ["precision.compute", "bf16"]]
+    assert "H100" in result.stdout
     assert "\x1b" not in result.stdout
     assert "\r" not in result.stdout
 
@@ -46,7 +46,7 @@ def test_json_is_the_plan(config):
     plan = plan_from_json(data)
     assert plan_to_json(plan) == data
     assert plan.adapter.targets.value[0] == "model.layers.0.self_attn.q_proj"
-    assert plan.device.reason == "NVIDIA GeForce RTX 4090"
+    assert gives(plan.device.reason, 4090)
 
 
 def test_overrides_change_the_plan(config):
@@ -67,10 +67,9 @@ def test_all_conflicts_are_lines_on_stderr(config):
     result = run(config, "tokenizer.pad=w5", "precision=fp32", "attention.flash=on", "--hardware", "h100")
     assert result.exit_code == 2
     assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert len(lines) == 2
-    assert any("tokenizer.pad" in line and "ordinary token" in line for line in lines)
-    assert any("attention.flash" in line and "fp16 and bf16 only" in line for line in lines)
+    pad, flash = sorted(result.stderr.splitlines(), key=lambda line: "attention.flash" in line)
+    assert prints_fault(pad, "SF-CONFIG-CONFLICT", "override tokenizer.pad=w5: tokenizer.pad")
+    assert prints_fault(flash, "SF-CONFIG-CONFLICT", "override attention.flash=on: attention.flash", "fp16", "bf16")
 
 
 def test_this_machine_is_the_default(config):

@@ -87,13 +87,13 @@ def test_a_folder_in_use_is_refused_until_its_process_ends(train, output):
 
 
 def test_a_folder_whose_lock_is_a_link_is_refused(train, output, tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
+    (tmp_path / "thesis.txt").write_text("years")
     output.mkdir()
     (output / durable.LOCK).symlink_to(tmp_path / "thesis.txt")
     code, log = train()
     assert code == 3
     assert prints_fault(log, "SF-FILE-WRITE", output, ".lock")
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "thesis.txt").read_text() == "years"
     assert [path.name for path in output.iterdir()] == [durable.LOCK]
 
 
@@ -154,7 +154,7 @@ def test_an_impossible_output_is_found_before_the_plan(train, tmp_path):
     for place in (tmp_path / "train.json" / "x", "/proc/nope"):
         code, log = train(f"output={place}")
         assert code == 3
-        assert log.splitlines()[1].startswith(f"error: {place}: cannot be written"), log
+        assert prints_fault(log, "SF-FILE-WRITE", place)
 
 
 OWN = (

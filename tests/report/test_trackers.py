@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from surefoot.report.trackers import adapters, fan_out
 from surefoot.report.trackers.adapters import (
     FOLDER,
@@ -261,7 +261,7 @@ def test_trackio_gets_it_and_goes_on(tmp_path: Path) -> None:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("READ ")]
     (logs, others), config, (name,), other = json.loads(line.removeprefix("READ "))
     found = [(one["step"], {key: value for key, value in one.items() if "/" in key}) for one in logs]
-    assert found == [*NUMBERS, (4, {"train/loss": 1.0})], "no step twice"
+    assert found == [*NUMBERS, (4, {"train/loss": 1.0})], "twice"
     assert config["optim.lr"] == 1e-4
     assert [one.startswith("heron-") for one in (name, other)] == [True, True]
     assert [one["train/loss"] for one in others] == [7.0]
@@ -272,7 +272,7 @@ def test_twin_that_goes_by_the_name_alone_mixes_two_runs(tmp_path: Path, monkeyp
         "import json, os, sys", "import json, os, secrets, sys\nsecrets.token_hex = lambda count=None: 'x'"
     )
     monkeypatch.setitem(globals(), "TRACKIO", code)
-    with pytest.raises(AssertionError, match="no step twice"):
+    with pytest.raises(AssertionError, match="twice"):
         test_trackio_gets_it_and_goes_on(tmp_path)
 
 
@@ -314,7 +314,7 @@ def session(facts: RunFacts, tracker: Flaky, *, count: int = 4, error: type[Base
 def test_a_start_that_fails_leaves_the_tracker_out(facts: RunFacts) -> None:
     (text,) = session(facts, Flaky(start=True))
     assert text.startswith("flaky ")
-    assert "ConnectionError: no route to" in text
+    assert gives(text, "ConnectionError")
     assert "hunter2" not in text
     assert "0123456789abcdef" not in text
 
@@ -371,7 +371,7 @@ def test_the_id_of_an_earlier_session_is_kept_where_the_start_fails(facts: RunFa
 def check_nothing_is_lost(facts: RunFacts) -> None:
     tracker = Flaky(fail=2)
     (text,) = session(facts, tracker)
-    assert (text.split()[0], "TimeoutError: too slow" in text) == ("flaky", True)
+    assert (text.split()[0], gives(text, "TimeoutError")) == ("flaky", True)
     assert tracker.seen == [1, 2, 3, 4]
     assert tracker.status == "finished"
 

@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from helpers.board_server import serving
+from helpers.faults import raises_fault
 from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import server as module
 from surefoot.commands.board.server import Board
-from surefoot.system.errors import EnvironmentFault
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_silence_is_broken_by_a_heartbeat(board):
 
 
 def test_a_port_in_use_is_one_line(board, root):
-    with pytest.raises(EnvironmentFault, match=f"port {board.server_port}: cannot be used"):
+    with raises_fault("SF-USE-FLAG", f"port {board.server_port}"):
         Board(root, board.server_port)
 
 

@@ -1,9 +1,11 @@
 """Codes, exit codes and the JSON that programs read."""
 
 import json
+import re
 
 import pytest
 
+from helpers.faults import gives
 from surefoot.commands.doctor.command import advice
 from surefoot.commands.doctor.findings import CODES, Examination, caution, fault, ok, refusals, to_json, unknown
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
@@ -25,10 +27,11 @@ def test_a_finding_is_what_is_not_ok_faults_first():
 
 
 def test_what_nobody_could_look_at_is_no_finding_and_not_in_order():
-    found = exam(unknown("FAST-PATH", "there is no room"))
+    found = exam(unknown("FAST-PATH", "full"))
     assert (found.findings, found.exit_code) == ((), 0)
     (line,) = to_json(found)["checks"]
-    assert (line["verdict"], line["value"]) == ("unknown", "not checked: there is no room")
+    assert line["verdict"] == "unknown"
+    assert gives(line["value"], "full")
 
 
 def test_a_code_without_a_row_is_a_mistake():
@@ -92,21 +95,21 @@ def test_all_faults_of_a_refusal_are_said():
     assert [line.code for line in refusals(two, "CONFIG")] == ["DTYPE-CONFLICT", "CONFIG"]
 
 
-@pytest.mark.parametrize(("gain", "words"), [(None, "(gain not measured)"), (2.345, "2.3 times"), (213.4, "213 times")])
-def test_advice_has_the_gain_where_it_was_measured(gain, words):
-    line, total = [text for text, _ in advice(exam(caution("THREADS", "8", "do it", gain=gain)))]
-    assert words in line
-    assert ("(measured:" in line) is (gain is not None)
-    assert total == "0 faults, 1 caution"
+@pytest.mark.parametrize(("gain", "shown"), [(None, []), (2.345, ["2.3"]), (213.4, ["213"])])
+def test_advice_has_the_gain_where_it_was_measured(gain, shown):
+    line, total = [text for text, _ in advice(exam(caution("THREADS", "8", "do", gain=gain)))]
+    assert re.findall(r"[\d.]+", line) == ["8", *shown]
+    assert re.findall(r"\d+", total) == ["0", "1"]  # faults, cautions
 
 
 def test_advice_says_what_is_wrong_and_where():
-    found = exam(caution("DATA-AUDIT", "14 copies", "look", where="data.json"), fault("CONFIG", "both", ""))
-    assert [text for text, _ in advice(found)][:2] == ["CONFIG: both", "DATA-AUDIT: data.json: 14 copies; look"]
+    found = exam(caution("DATA-AUDIT", "copies", "look", where="data.json"), fault("CONFIG", "both", ""))
+    assert [text for text, _ in advice(found)][:2] == ["CONFIG: both", "DATA-AUDIT: data.json: copies; look"]
 
 
 def test_nothing_found():
-    assert [text for text, _ in advice(exam(ok("DISK", "much")))] == ["no problems found by 1 checks"]
+    ((text, _),) = advice(exam(ok("DISK", "much")))
+    assert re.findall(r"\d+", text) == ["1"]  # checks
 
 
 @pytest.mark.parametrize(

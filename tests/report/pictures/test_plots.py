@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers.faults import gives
 from surefoot.report.pictures import plots
 from surefoot.report.pictures.plots import EVAL_LOSS, QUANTITIES, SMOOTH_FROM, curve_of, draw, draw_curves, png, smooth
 
@@ -116,13 +117,13 @@ def test_the_picture_says_what_it_shows():
     rows = make_rows(40, skipped=(7,))
     figure = draw(curve_of(rows, LOSS), LOSS, "llama3-dora", curve_of(rows, EVAL_LOSS))
     (axes,) = figure.axes
-    assert axes.get_title(loc="left") == "llama3-dora: training loss"
-    assert axes.get_xlabel() == "optimizer step"
-    assert axes.get_ylabel() == "training loss (nats per token)"
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["measured", "smoothed", "evaluation", "skipped or not finite"]
+    assert gives(axes.get_title(loc="left"), "llama3-dora")
+    assert gives(axes.get_xlabel(), "step")
+    assert all(gives(axes.get_ylabel(), word) for word in ("loss", "nats", "token"))
+    *labels, skipped = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["measured", "smoothed", "evaluation"]
     drawn = {line.get_label(): line.get_xdata() for line in axes.lines}
-    assert list(drawn["skipped or not finite"]) == [7]
+    assert list(drawn[skipped]) == [7]
 
 
 def test_equal_rows_equal_bytes():
@@ -133,12 +134,12 @@ def test_equal_rows_equal_bytes():
 
 def test_a_failure_is_a_caution(tmp_path, monkeypatch):
     def fail(figure):
-        raise RuntimeError("no font")
+        raise RuntimeError("font")
 
     monkeypatch.setattr(plots, "png", fail)
     written, cautions = draw_curves(tmp_path, make_rows(20), "demo")
     assert written == []
-    assert cautions[0] == "training_loss.png was not drawn: RuntimeError: no font"
+    assert all(gives(cautions[0], one) for one in ("training_loss.png", "RuntimeError", "font"))
     assert list(tmp_path.iterdir()) == []
 
 
