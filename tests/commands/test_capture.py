@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from helpers.faults import prints_fault
+from helpers.faults import gives, prints_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.evaluate import capture_comparison as capture_pictures
@@ -30,8 +30,7 @@ def call(*arguments):
 def test_a_capture_and_its_comparison(model, tmp_path):
     first = call("capture", model, "--seq-len", 9, "--layers", "1", "--out", tmp_path / "a", "--attention")
     assert first.exit_code == 0, first.output
-    assert "attention on the first" in first.stdout
-    assert "in " in first.stdout.splitlines()[-1]
+    assert str(tmp_path / "a") in first.stdout.splitlines()[-1]
     second = call("capture", model, "--layers", "1", "--out", tmp_path / "b", "--against", tmp_path / "a")
     assert second.exit_code == 0, second.output
     third = call("capture", tmp_path / "b", "--against", tmp_path / "a", "--out", tmp_path / "c")
@@ -42,25 +41,22 @@ def test_a_capture_and_its_comparison(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "values"),
     {
-        (
-            "--layers",
-            "0,9",
-        ): "error: --layers: there is no layer 9: this model has layers 0 to 1; such as all, 0 or 0,5-7",
-        ("--seq-len", "513"): "error: --seq-len: 513 is more than the model's 512 positions; lower it",
-        ("--text", "none.txt"): "error: invalid value for '--text': File 'none.txt' does not exist.",
-        ("--data", "none.json"): "error: DATA",
-        ("--against", "."): "index.json",
-        ("--adapter", "none"): "error: none: no such folder",
+        ("--layers", "0,9"): ("--layers:", 9, 0, 1),
+        ("--seq-len", "513"): ("--seq-len:", 513, 512),
+        ("--text", "none.txt"): ("--text", "none.txt"),
+        ("--data", "none.json"): ("DATA", "none.json"),
+        ("--against", "."): ("index.json",),
+        ("--adapter", "none"): ("none:",),
     }.items(),
 )
-def test_wrong_requests_are_one_line_and_write_nothing(model, tmp_path, monkeypatch, arguments, message):
+def test_wrong_requests_are_one_line_and_write_nothing(model, tmp_path, monkeypatch, arguments, values):
     monkeypatch.chdir(tmp_path)
     result = call("capture", model, "--out", "out", *arguments)
     assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    (line,) = result.stderr.splitlines()
+    assert all(gives(line, value) for value in values)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,7 +78,6 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
 def test_norms_as_table_and_json(model, tmp_path):
     table = call("evaluate", "norms", model)
     assert table.exit_code == 0, table.output
-    assert "attention on first" in table.stdout
     assert "input_layernorm" in table.stdout
     found = json.loads(call("evaluate", "norms", model, "--json", "--max-samples", 2).stdout)
     assert found["results"]["model"]["texts"] == 2

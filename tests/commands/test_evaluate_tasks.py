@@ -158,7 +158,7 @@ def test_answers_that_ended_elsewhere_are_another_evaluations(place, tmp_path):
     wanted = ("--adapter", run, "--template", "trained", "--max-samples", 1)
     assert call(place, tmp_path / "out", *wanted).exit_code == 0
     again = call(place, tmp_path / "out", *wanted)
-    assert again.stdout.count("1 of 1 were answered before") == 2
+    assert [line.split()[:3] for line in again.stdout.splitlines()].count(["1", "of", "1"]) == 2
     longer = replace(plan, tokenizer=replace(plan.tokenizer, stop=choice((321, 65))))
     (run / "plan.json").write_text(json.dumps({"plan": plan_to_json(longer)}))
     result = call(place, tmp_path / "out", *wanted)

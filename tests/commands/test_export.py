@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from helpers.adapter_runs import a_plan, a_run
-from helpers.faults import gives
+from helpers.faults import gives, lines_giving
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.system.messages import size_text
@@ -46,7 +46,7 @@ def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path, any_pytho
     assert call(place / "run", "--merge", "--out", tmp_path / "out", "--no-modelfile").exit_code == 0
     assert not (tmp_path / "out" / "Modelfile").exists()
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "`base` with run (LoRA of rank 4, alpha 8) merged into it, in fp32, and cast to fp32." in card
+    assert lines_giving(card, "`base`", "run", "LoRA", 4, 8, "fp32")
     assert str(place) not in card
     code = card.partition("```python\n")[2].partition("```")[0].replace("max_new_tokens=64", "max_new_tokens=3")
     done = subprocess.run([any_python, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True)

@@ -16,6 +16,7 @@ from helpers.hub_stub import GOOD_TOKEN, OUTSIDER, READER, HubStub, client_of, p
 from helpers.tiny_models import tiny_llama
 from surefoot.commands import push as stage
 from surefoot.commands.main import main
+from surefoot.report.footer import EXAMPLE_PROMPT
 
 RECORDS = [{"instruction": f"Say heron {k} times.", "input": "", "output": "heron " * k} for k in range(1, 9)]
 NAME = "me/heron"
@@ -143,9 +144,9 @@ def test_what_is_not_right_is_not_pushed(hub: HubStub, run: Path) -> None:
 
 def test_the_card_is_there_to_be_edited(hub: HubStub, run: Path) -> None:
     card = run / "README.md"
-    card.write_text(card.read_text() + "\nIt knows herons.\n")
+    card.write_text(card.read_text() + "\nHerons!\n")
     assert call(run, NAME).exit_code == 0
-    assert "It knows herons." in (hub.root / "models" / NAME / "README.md").read_text()
+    assert "Herons!" in (hub.root / "models" / NAME / "README.md").read_text()
 
 
 def test_twin_that_hashes_the_card(hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_paths_in_other_files(tmp_path: Path, name: str, text: str, found: int) 
 
 def test_the_card_quotes_no_record_of_a_users_file(run: Path) -> None:
     card = (run / "README.md").read_text()
-    assert "Give three tips" in card
+    assert EXAMPLE_PROMPT in card
     assert not any(record["instruction"] in card for record in RECORDS)
 
 

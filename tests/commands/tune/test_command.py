@@ -72,7 +72,7 @@ def test_a_config_and_a_picture_are_written_and_nothing_else(place, any_python, 
     assert tuned["batch"]["micro"] in (1, 2, "auto")
     assert (tuned["batch"]["size"], tuned["precision"]) == (2, {"compute": "fp32"})
     assert load_config("run-tuned.yaml").config.output == "runs/tuned"
-    assert result.output.splitlines()[-1] in {f"next: surefoot train {name}.yaml" for name in ("run", "run-tuned")}
+    assert next_command(result) in (["train", "run.yaml"], ["train", "run-tuned.yaml"])
     again = tune("run.yaml")
     assert (again.exit_code, again.stderr.split()[-1]) == (2, "[SF-USE-OUTPUT]")
 

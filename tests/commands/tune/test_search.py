@@ -178,7 +178,7 @@ def test_a_value_brings_what_it_needs_along():
         assert set(best) == set(START)
         return best["attention.implementation"]
 
-    assert found({"eager": {"data.packing": "off", "a key that is not varied": 1}}) == "eager"
+    assert found({"eager": {"data.packing": "off", "not.varied": 1}}) == "eager"
     assert found({}) == "sdpa"  # the twin: what is refused is never timed
 
 
@@ -220,7 +220,7 @@ def test_only_what_passed_and_is_clearly_faster_replaces():
     assert better(start, Tried({"a": 1}, 100.0 * GAIN)) is start, "noise"
     faster = Tried({"a": 1}, 101.0 * GAIN)
     assert better(start, faster) is faster
-    assert better(start, Tried({"a": 1}, 900.0, failure="the loss of step 1 is off")) is start
+    assert better(start, Tried({"a": 1}, 900.0, failure="off")) is start
     slow = Tried({"a": 1}, 1.0)
     assert better(Tried({}, failure="killed"), slow) is slow
 

@@ -11,6 +11,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers.faults import lines_giving
 from helpers.plans import adapter_plan, choice, run_plan
 from helpers.tiny_models import tiny_llama
 from surefoot.report.cards import run as card_module
@@ -120,14 +121,15 @@ def test_the_header():
 
 def test_what_it_tells():
     card = model_card(make_facts())
-    assert (
-        "LoRA adapter of rank 4 for [meta-llama/Llama-3.1-8B](https://huggingface.co/meta-llama/Llama-3.1-8B)" in card
-    )
-    assert "4,096 of 34,096 parameters trained" in card
+    base = "[meta-llama/Llama-3.1-8B](https://huggingface.co/meta-llama/Llama-3.1-8B)"
+    assert lines_giving(card, "LoRA", 4, base)
+    assert lines_giving(card, "4,096", "34,096")
     assert f"| training | alpaca.json | 999 | 990 | 120,000 | 40,000 | `{'ab' * 32}` |" in card
-    assert "| evaluation accuracy of supervised tokens | 61.2% |" in card
+    assert lines_giving(card, "accuracy", "61.2%")
     assert "perplexity" not in card
-    assert "| padding token | &lt;\\|end_of_text\\|> | for this test |" in card
+    pad = make_facts().plan.tokenizer.pad_token
+    assert (pad.value, " | &lt;\\|end_of_text\\|> | " in card) == ("<|end_of_text|>", True)
+    assert f" | {pad.reason} |" in card
     assert "![training loss](training_loss.png)" in card
 
 
@@ -140,18 +142,18 @@ def test_empty_sections_are_left_out():
 
 def test_a_scaled_bos_is_told_with_the_line_that_applies_it():
     card = model_card(CASES["scaled BOS"])
-    assert "**multiplied by 0.1** (`bos_zero_config.json`)" in card
-    assert "| scale of the first embedding | 0.1 |" in card
+    assert lines_giving(card, 0.1, "`bos_zero_config.json`")
+    assert " | 0.1 |" in card
     for plan in (make_facts().plan, full_plan()):
         assert "surefoot.install_bos_scaling(model, 0.0)\n" in usage_code(make_facts(plan=with_scaled_bos(plan, 0.0)))
     assert "bos" not in usage_code(make_facts())  # twin: without a factor nothing is said
-    assert "multiplied" not in model_card(make_facts())
+    assert "bos_zero_config.json" not in model_card(make_facts())
 
 
 def test_a_local_base_is_named_without_its_folder():
     card = model_card(make_facts(base="/home/me/models/base", base_is_hub_id=False, base_revision=None))
-    assert "for `base`, made by" in card
-    assert "put its folder in place of the name below" in card
+    assert "`base`" in card
+    assert "/home/me" not in card
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,8 @@ def test_the_whole_file():
     assert lines[1] == "FROM ./a.gguf"
     assert lines[2].startswith('TEMPLATE """{{- range')
     assert lines[2].endswith('"""')
-    assert lines[3] == 'SYSTEM """You are Qwen, created by Alibaba Cloud. You are a helpful assistant."""'
-    assert lines[-2] == 'PARAMETER stop "<|im_end|>"'
+    assert lines[3] == f'SYSTEM """{find_row("qwen").default_system}"""'
+    assert lines[-2] == f'PARAMETER stop "{"<|im_end|>"}"'
     assert lines[-1].startswith("# ")  # instead of the stop token with a quote in it
 
 
