@@ -61,6 +61,7 @@ NOT_RUN = {
     "--against": "needs an earlier capture; tests/commands/test_capture.py",
     "push": "sends to a hub; tests/commands/test_push.py",
     "evaluate commonsense": "needs the eight sets; tests/commands/test_evaluate_tasks.py",
+    "evaluate answers": "needs rewards; tests/evaluate/test_answers.py runs it",
     "evaluate reward": "needs a reward model; tests/docs/test_reward_page.py runs them",
     "evaluate harness": "needs the extra eval; tests/evaluate/harness/test_harness.py",
     "recipes/": "tests/recipes",
@@ -86,7 +87,9 @@ def furnish(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
     (folder / "models" / "base" / "config.json").write_text("{}")
     (folder / "data" / "alpaca.json").write_text(json.dumps(ROWS))
-    (folder / "data" / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    (folder / "sampled").mkdir()
+    for name in ("data/train.jsonl", "sampled/best.jsonl"):
+        (folder / name).write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     for name in ELSEWHERE:
         (folder / "data" / name).touch()
     (folder / "prompts.txt").write_text("Name a bird.\n")

@@ -91,6 +91,7 @@ COMMANDS = {
     "plan": ["plan", "CONFIG"],
     "chat": ["chat", "RUN", "--max-new-tokens", "4"],
     "verify two": ["verify", "RUN", "--same-as", "RUN"],
+    "evaluate answers": ["evaluate", "answers", "RUN", "--data", "GRADED", "--config", "GRPO.yaml", "--answers", "2"],
     "evaluate norms": ["evaluate", "norms", "RUN", "--out", "OUT"],
     "evaluate reward": ["evaluate", "reward", "JUDGE", "--data", "PAIRS"],
     "evaluate commonsense": ["evaluate", "commonsense", "RUN", "--data", "SETS", "--sets", "boolq", "--out", "OUT"],
@@ -104,7 +105,11 @@ COMMANDS = {
 def test_commands(world, trained, tmp_path, name):
     if "JUDGE" in COMMANDS[name] and not (world / "judge").exists():
         make("judge", world)
+    if "GRPO.yaml" in COMMANDS[name]:
+        (tmp_path / "grpo.yaml").write_text(json.dumps(started(world, "grpo-rewards", "asked")[0]))
     places = {
+        "GRADED": world / "graded.jsonl",
+        "GRPO.yaml": tmp_path / "grpo.yaml",
         "JUDGE": world / "judge",
         "PAIRS": world / "pairs.jsonl",
         "SETS": sets(tmp_path / "sets"),

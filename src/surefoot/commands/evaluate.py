@@ -27,6 +27,9 @@ from surefoot.system.errors import Fault, InputError
 
 MEASUREMENTS = {
     "loss": Entry("surefoot.commands.evaluate", "Loss, perplexity and token accuracy on a file."),
+    "answers": Entry(
+        "surefoot.commands.evaluate_answers", "Reward and pass@k of answers; the best ones as training data."
+    ),
     "reward": Entry("surefoot.commands.evaluate", "How well a reward model ranks pairs of answers."),
     "commonsense": Entry("surefoot.commands.evaluate_tasks", "Eight question sets, compared with published numbers."),
     "harness": Entry("surefoot.commands.evaluate_tasks", "Tasks of lm-evaluation-harness, offline ones included."),

@@ -1,1 +1,1 @@
-"""Measure finished models: loss, reward accuracy, commonsense sets, harness tasks, norms, captures."""
+"""Measure finished models: loss, scored answers, reward accuracy, commonsense sets, harness tasks, norms, captures."""

@@ -81,7 +81,7 @@ def read_evaluation_data(
         train_on=run.data.train_on if run else "responses",
         encoding=run.data.encoding if run else "parts",
     )
-    tokens = _tokens(opened, request)
+    tokens = tokens_for(opened, request)
     with words_of_the_command():
         return prepare_examples(config, tokens, opened.tokenizer), tokens.max_length.value
 
@@ -172,7 +172,8 @@ def _own_template(opened: OpenModel) -> str:
     return OWN if is_users_own(name) else name
 
 
-def _tokens(opened: OpenModel, request: DataRequest) -> TokenizerPlan:
+def tokens_for(opened: OpenModel, request: DataRequest) -> TokenizerPlan:
+    """How the model's tokenizer is used, with the template and length that are asked for."""
     tokens = opened.tokens
     if is_users_own(tokens.template.value) and request.template is None:
         tokens = replace(tokens, template=replace(tokens.template, value=OWN))

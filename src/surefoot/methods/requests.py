@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from surefoot.config.load import check_config
 from surefoot.config.schema import RunConfig
+from surefoot.config.sections import SourceConfig
 from surefoot.config.yaml_reader import parse_value
 from surefoot.families.files import read_json, read_text
 from surefoot.families.model_facts import ModelFacts
@@ -83,12 +84,30 @@ def config_for(
     request: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
 ) -> RunConfig:
     """Return the config with which a run would read this data. Raises InputError in terms of the command line."""
-    written = request.source.lstrip().startswith(("{", "["))
-    train = parse_value(request.source, "DATA") if written else request.source
-    data = {"train": train, "template": template, "max_samples": request.max_samples, "train_on": train_on}
+    data = {
+        "train": _train(request.source),
+        "template": template,
+        "max_samples": request.max_samples,
+        "train_on": train_on,
+    }
     data |= {"encoding": encoding}
     with words_of_the_command():
         return check_config({"stage": stage, "model": model, "data": data, "output": "none"})
+
+
+def sources_of(source: str) -> tuple[SourceConfig, ...]:
+    """Return the sources that DATA names, as of a stage that answers prompts. Raises InputError in terms of the command
+    line."""
+    with words_of_the_command():
+        checked = check_config(
+            {"stage": "grpo", "model": _ANY_MODEL, "data": {"train": _train(source)}, "output": "none"}
+        )
+    return checked.data.train
+
+
+def _train(source: str) -> Any:
+    """The value of data.train."""
+    return parse_value(source, "DATA") if source.lstrip().startswith(("{", "[")) else source
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
 
 # How many times more rows are generated at once than are trained on: the keys and values of a token are less than an
 # eighth of what a layer keeps for the backward pass, and every decoding step reads all weights once.
-_ROWS = 8
+DRAWN_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
     if section.engine == "embedded":
         rollouts = EmbeddedRollouts(
             loaded.policy,
-            _ROWS * plan.batch.micro.value,
+            DRAWN_AT_ONCE * plan.batch.micro.value,
             loaded.settings.forward,
             lambda own: bool(engine.totals([own])[0]),
         )

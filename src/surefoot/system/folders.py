@@ -8,6 +8,7 @@ can be resumed, have their own rules (`surefoot.runs.run_folder`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -160,6 +161,18 @@ def own_findings(file: Path, key: str, pictures: Sequence[str] = ()) -> dict[str
         return dict(json.loads(plain_files.read_text(file))[key])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise _foreign(file) from None
+
+
+def require_own_files(file: Path, names: Iterable[str]) -> None:
+    """Raises InputError if one of these files beside the findings `file` is not as they say under "files", by SHA-256:
+    then it is another's, or somebody has worked on it."""
+    written = own_findings(file, "files") or {}
+    for other in map(file.with_name, names):
+        if (
+            os.path.lexists(other)
+            and written.get(other.name) != hashlib.sha256(plain_files.read_bytes(other)).hexdigest()
+        ):
+            raise _foreign(other)
 
 
 def require_own_picture(file: Path) -> None:

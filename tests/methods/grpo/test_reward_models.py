@@ -18,7 +18,7 @@ import surefoot
 from helpers.faults import raises_fault
 from helpers.tiny_models import llama3_tokenizer, tiny_judge, tiny_llama
 from surefoot.methods import table as kinds
-from surefoot.methods.grpo import reward_models, start
+from surefoot.methods.grpo import answering, reward_models, start
 from surefoot.planning.plan import Choice
 
 SCORE = 1e-5  # relative, of fp32 sums in another order: the reference computes one row at a time
@@ -103,7 +103,7 @@ def judged(world) -> tuple[Path, list]:
         return reward_models.model_scores(model, answers, how)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "model_scores", spied)
+        patch.setattr(answering, "model_scores", spied)
         train(config_of(world, world / "run", kl=0.1))
     return world / "run", seen
 

@@ -13,134 +13,46 @@ that an environment gave (`surefoot.methods.environments`) are in no table: noth
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.batching.batch import Batch
 from surefoot.data.batching.groups import GroupEpisode, kept_index
 from surefoot.data.batching.loader import for_rank
-from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.method_facts.losses import GroupLossFacts
-from surefoot.methods.environments.talks import ENVIRONMENT, Heard, counted
+from surefoot.methods.environments.talks import ENVIRONMENT, counted
 from surefoot.methods.grpo.memory import Figures
 from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalised, without_spread
 from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
+from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.reference import ReferenceModel
-from surefoot.methods.rewards.answers import LOST, Answers, Score
-from surefoot.methods.rewards.terms import Graded, Reward, grade_all
+from surefoot.methods.rewards.answers import LOST
+from surefoot.methods.rewards.terms import Graded, Reward
 from surefoot.methods.rollouts import Prompts, Totals, answered_batches, as_table, by_answer
-from surefoot.methods.waiting import Waits
 from surefoot.models.modes import inference_mode
 from surefoot.models.rollout import Rollout
 from surefoot.training.ranks import gather_rows
 from surefoot.training.step import Context
 
-Logits = Callable[[nn.Module, Batch], tuple[torch.Tensor, torch.Tensor]]
 OVERLONG = "overlong"  # the penalty's name among the rewards
 
 
 @dataclass(frozen=True)
-class Scoring:
-    """Scores answers. tokenizer: decodes ids to texts."""
-
-    rewards: tuple[Reward, ...]
-    tokenizer: PreTrainedTokenizerBase
-    data: TokenisedDataset
-    waits: Waits
-
-    def grade(
-        self, heard: Heard, places: Sequence[int], by_models: Mapping[str, Sequence[float | None]]
-    ) -> tuple[list[Graded], list[str]]:
-        """Return the scores, and each answer with its scores as JSON for the run folder.
-
-        places: index of each answer's prompt in the data.
-        by_models: as in `Answers`.
-        """
-        answers = heard.answers
-        turns = [self._turns(one, heard.given[place] if heard.given else ()) for place, one in enumerate(answers)]
-        asked = Answers(
-            [self._text(one.prompt) for one in answers],
-            [said[-1] for said in turns],
-            [one.stretches[-1] for one in answers],
-            [self.data.record(place) for place in places],
-            [one.stopped for one in answers],
-            by_models,
-            heard.scores,
-            turns if heard.given else (),
-        )
-
-        def asking(label: str) -> AbstractContextManager[None]:
-            return self.waits.during(f"reward {label}", f"the reward {label} is asked for {len(asked)} answers")
-
-        graded = grade_all(self.rewards, asked, asking)
-        return graded, [
-            json.dumps(
-                {
-                    "record": self.data.name(place),
-                    "prompt": prompt,
-                    "answer": response,
-                    "tokens": answer.drawn,
-                    **({"turns": said} if len(said) > 1 else {}),
-                    "ended": ended,
-                    "score": one.total if math.isfinite(one.total) else None,
-                    "rewards": {label: _kept(part) for label, part in one.parts.items()},
-                }
-            )
-            for place, prompt, response, answer, said, ended, one in zip(
-                places, asked.prompts, asked.responses, answers, turns, asked.stopped, graded, strict=True
-            )
-        ]
-
-    def _turns(self, answer: Rollout, given: Sequence[str]) -> list[str]:
-        """The texts of an answer: the policy's, with the environment's between them."""
-        drawn = [self._text(ids) for ids in answer.stretches[::2]]
-        between = zip(drawn[1:], given, strict=False)  # none for what an answer ended with
-        return [drawn[0], *(text for own, said in between for text in (said, own))]
-
-    def _text(self, ids: Sequence[int]) -> str:
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        assert isinstance(text, str)
-        return text
-
-
-def _kept(score: Score) -> dict[str, Any]:
-    """The score's entry in the run folder; without a number, its outcome."""
-    said = {"score": score.value} if score.outcome == "scored" else {"score": None, "outcome": score.outcome}
-    return said | ({"reason": score.reason} if score.reason else {})
-
-
-@dataclass(frozen=True)
 class Passes:
-    """How answers go through the models.
+    """How answers go through models. micro: answers of a pass."""
 
-    model: the policy.
-    logits: computes its logits.
-    take_drawn: whether the engine's log-probabilities replace the policy's.
-    reference: None if the loss needs none.
-    """
-
-    model: nn.Module
-    logits: Logits
-    take_drawn: bool
-    reference: ReferenceModel | None
     pad_id: int
     micro: int
     kernels: Context
     forward: Context
     device: torch.device
-    rank: int
-    world: int
-    totals: Totals
+    rank: int = 0
+    world: int = 1
+    totals: Totals = list
 
 
 @dataclass(frozen=True)
@@ -245,18 +157,22 @@ def flat_groups(rollout: GroupRollout, group: int) -> torch.Tensor:
 
 
 def compute_logprobs(
-    rollout: GroupRollout, how: Passes, temperature: float
+    rollout: GroupRollout, how: Passes, temperature: float, policy: nn.Module | None, reference: ReferenceModel | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute log-probabilities of policy and reference, [E, R] each, 0 after the end of an answer. Collective."""
-    asked = [] if how.take_drawn else [ReferenceModel(how.model)]
-    asked += [] if how.reference is None else [how.reference]
+    """Compute log-probabilities of policy and reference, [E, R] each, 0 after the end of an answer. Collective.
+
+    policy: None takes the engine's log-probabilities in place of the policy's.
+    reference: None if the loss needs none.
+    """
+    asked = [] if policy is None else [ReferenceModel(policy)]
+    asked += [] if reference is None else [reference]
     found = dict(_pass(rollout.answers, asked, how, temperature)) if asked else {}
     count, width = len(rollout.answers), rollout.drawn.shape[1]
     tables = [
         as_table(gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals), width)
         for part in range(len(asked))
     ]
-    return rollout.drawn if how.take_drawn else tables[0], None if how.reference is None else tables[-1]
+    return rollout.drawn if policy is None else tables[0], None if reference is None else tables[-1]
 
 
 def _pass(
@@ -269,7 +185,7 @@ def _pass(
         kept = None if kept is None else kept.to(how.device)
         for one in asked:
             with inference_mode(one.model), one.use(), how.kernels(), how.forward():
-                tables.append(_logprobs(how.logits(one.model, rows), temperature, kept).tolist())
+                tables.append(_logprobs(supervised_logits(one.model, rows), temperature, kept).tolist())
         yield from by_answer(batch, answers, tables)
 
 

@@ -6,11 +6,10 @@ mean score, so that the lowest loss is the best policy, as in other stages.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -18,45 +17,31 @@ from surefoot.data.batching.groups import GroupBatch, GroupEpisode, group_batche
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
-from surefoot.data.tokenize.dataset import TokenisedDataset
-from surefoot.methods.environments.talks import Asked, Heard, Talks, counted, episode_seed
+from surefoot.methods.environments.recorded import Recorded
+from surefoot.methods.grpo.answering import Answering, evaluate_answers
 from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
-from surefoot.methods.grpo.reward_models import RewardModel, model_scores, open_reward_models
+from surefoot.methods.grpo.reward_models import open_reward_models
 from surefoot.methods.grpo.rollout import (
     GroupRollout,
     Passes,
-    Scoring,
     Terms,
     compute_logprobs,
     flat_groups,
-    scored_rollout,
     to_episodes,
     with_groups,
     with_penalty,
 )
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
-from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks
-from surefoot.methods.losses.grpo import pass_at_k
-from surefoot.methods.losses.sft import supervised_logits
+from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks, turn_marks
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
-from surefoot.methods.rewards.terms import Reward, open_rewards, passed_reward
-from surefoot.methods.rollouts import (
-    Prompts,
-    RolloutEngine,
-    answer_seed,
-    answers_of_all,
-    evaluation_seed,
-    prompts_at,
-    rollout_engine,
-)
+from surefoot.methods.rewards.terms import open_rewards, passed_reward
+from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
 from surefoot.methods.waiting import Waits
-from surefoot.models.generate import Decoding
-from surefoot.models.modes import eval_mode, highest_dropout
+from surefoot.models.modes import highest_dropout
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training.checkpoint import load_carried
-from surefoot.training.ranks import gather_texts
 from surefoot.training.report import EvalReport
 
 
@@ -83,10 +68,33 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
     engine = rollout_engine(config, run.plan, loaded)
-    models = open_reward_models(run, loaded)
-    waits = Waits(notify)
-    talks = None if environment is None else open_talks(run, loaded, environment, waits, notify)
-    cycle = _Cycle(run, loaded, cycles, memory, engine, talks, rewards, models, reference, notify, waits)
+    waits, totals, talks = Waits(notify), loaded.engine.totals, None
+    if environment is not None:
+        marks = turn_marks(config, run.plan.tokenizer, run.tokenizer, task.data, environment.role)
+        recorded = Recorded(Path(config.output), loaded.engine.rank, loaded.state.step)
+        talks = open_talks(config, environment, marks, run.tokenizer, recorded, totals, waits, notify)
+    answering = Answering(
+        model=loaded.model,
+        rollouts=engine.rollouts,
+        talks=talks,
+        rewards=rewards,
+        reward_models=open_reward_models(run, loaded),
+        tokenizer=run.tokenizer,
+        tokens=run.plan.tokenizer,
+        limit=config.grpo.max_new_tokens,
+        passes=Passes(
+            pad_id=run.plan.tokenizer.pad_id,
+            micro=run.plan.batch.micro.value,
+            kernels=loaded.settings.kernels,
+            forward=loaded.settings.forward,
+            device=loaded.engine.device,
+            rank=loaded.engine.rank,
+            world=loaded.engine.world,
+            totals=totals,
+        ),
+        waits=waits,
+    )
+    cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify)
     evaluate = None if task.data.eval is None else cycle.evaluate
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
 
@@ -100,12 +108,9 @@ class _Cycle:
     cycles: Cycles
     memory: GroupMemory
     engine: RolloutEngine
-    talks: Talks | None
-    rewards: tuple[Reward, ...]
-    reward_models: tuple[RewardModel, ...]
+    answering: Answering
     reference: ReferenceModel | None
     notify: Notify
-    waits: Waits
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
         """Return this rank's micro-batches of the step. The given prompts are ignored: they follow from the step."""
@@ -121,57 +126,35 @@ class _Cycle:
         return list(for_rank(batches, self.loaded.engine.rank, self.loaded.engine.world))
 
     def evaluate(self, step: int, give_up: Callable[[], bool]) -> Measured | None:
-        """Evaluate the greedy answers to the held-out prompts. All are generated and scored at once; a signal is only
-        checked before."""
+        """Evaluate the answers to the held-out prompts. All are generated and scored at once; a signal is only checked
+        before."""
         if give_up():
             return None
         started = time.perf_counter()
-        data = self.run.task.data.eval
+        data, config = self.run.task.data.eval, self.run.config
         assert data is not None
+        grpo = config.grpo
         self.engine.follow()
-        prompts = prompts_at(data, range(len(data)))
-        found, _ = self._answer_and_score(step, prompts, data, range(len(data)), temperature=0.0)
-        known = found.scores[found.scores.isfinite()]
-        reward = float(known.mean()) if len(known) else float("nan")
-        parts = {f"reward_{label}": float(values.nanmean()) for label, values in found.parts.items()}
+        found = evaluate_answers(
+            self.answering, step, data, count=grpo.eval_answers, temperature=grpo.temperature, seed=config.seed
+        )
+        metrics = found.metrics(grpo.eval_passes)
         report = EvalReport(
             step=step,
-            loss=-reward,
+            loss=-metrics["reward"],
             perplexity=None,
             accuracy=None,
-            weight=int(found.lengths.sum()),
+            weight=int(found.greedy.lengths.sum()),
             seconds=time.perf_counter() - started,
-            metrics={
-                "reward": reward,
-                **(parts if len(parts) > 1 or self.talks is not None else {}),
-                **self._passes_at(step, data),
-                **counted(found.talked, len(found.answers)),
-                "response_length": float(found.lengths.double().mean()),
-                "ended": sum(one.stopped for one in found.answers) / len(found.answers),
-            },
+            metrics=metrics,
             unit="response_tokens",
         )
         decode = self.run.tokenizer.decode
         samples = [
             (str(decode(list(one.prompt))), str(decode(list(one.response), skip_special_tokens=True)))
-            for one in found.answers
+            for one in found.greedy.answers
         ]
         return Measured(report, samples)
-
-    def _passes_at(self, step: int, data: TokenisedDataset) -> dict[str, float]:
-        """pass@k of answers sampled as in training, but without top_p and top_k. Unscored answers do not count."""
-        grpo, seed = self.run.config.grpo, evaluation_seed(self.run.config.seed)
-        count = grpo.eval_answers
-        if not count:
-            return {}
-        where = [place for place in range(len(data)) for _ in range(count)]
-        found, _ = self._answer_and_score(
-            step, prompts_at(data, where), data, where, temperature=grpo.temperature, seed=seed
-        )
-        scores = found.scores.reshape(-1, count)
-        passed, drawn = (scores >= grpo.eval_passes).sum(dim=1), scores.isfinite().sum(dim=1)
-        sizes = sorted({count, *(2**power for power in range(count.bit_length()))})
-        return {f"pass_at_{k}": pass_at_k(passed, drawn, k) for k in sizes}
 
     def _roll_out(self, step: int, place: Place) -> None:
         """Generate the missing rollouts up to those in advance, in order, with the current weights."""
@@ -186,8 +169,10 @@ class _Cycle:
         try:
             self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
         except Diverged:
-            if self.talks is not None:  # with too many lost answers, whose cause may be removed before a resume
-                self.talks.recorded.ask_again(step)
+            if (
+                self.answering.talks is not None
+            ):  # with too many lost answers, whose cause may be removed before a resume
+                self.answering.talks.recorded.ask_again(step)
             raise
 
     def _make(self, step: int, number: int) -> tuple[tuple[GroupEpisode, ...], Figures]:
@@ -249,9 +234,8 @@ class _Cycle:
         config = self.run.config
         grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
         repeated = [one for one in where for _ in range(grpo.group)]
-        rollout, kept = self._answer_and_score(
+        rollout, kept = self.answering.answer(
             step,
-            self._prompts(where),
             self.run.task.data.train,
             repeated,
             temperature=grpo.temperature,
@@ -282,8 +266,10 @@ class _Cycle:
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute log-probabilities of policy and reference; before the first update compare them and the engine's."""
         grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
-        logprobs, reference = compute_logprobs(rollout, self._passes, grpo.temperature)
-        if step == 1 and not self.memory.numbers.take_drawn:
+        take_drawn = self.memory.numbers.take_drawn
+        policy = None if take_drawn else self.loaded.model
+        logprobs, reference = compute_logprobs(rollout, self.answering.passes, grpo.temperature, policy, self.reference)
+        if step == 1 and not take_drawn:
             known = reference if reference is not None else logprobs
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
             drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
@@ -292,76 +278,3 @@ class _Cycle:
             if grpo.engine == "embedded" and drawn_suffice(rollout.real, logprobs, rollout.drawn, compute):
                 self.memory.take_drawn()
         return logprobs, reference
-
-    @property
-    def _passes(self) -> Passes:
-        loaded, plan = self.loaded, self.run.plan
-        engine, settings = loaded.engine, loaded.settings
-        return Passes(
-            model=loaded.model,
-            logits=supervised_logits,
-            take_drawn=self.memory.numbers.take_drawn,
-            reference=self.reference,
-            pad_id=plan.tokenizer.pad_id,
-            micro=plan.batch.micro.value,
-            kernels=settings.kernels,
-            forward=settings.forward,
-            device=engine.device,
-            rank=engine.rank,
-            world=engine.world,
-            totals=engine.totals,
-        )
-
-    def _answer_and_score(
-        self,
-        step: int,
-        prompts: Prompts,
-        data: TokenisedDataset,
-        where: Sequence[int],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-        needed: bool = False,
-    ) -> tuple[GroupRollout, list[dict[str, Any]]]:
-        """Generate and score answers; also return each answer's record for the run folder.
-
-        step: that they are for.
-        where: index of each prompt in the data.
-        needed: see `Talks.hold`.
-        """
-        engine, tokens = self.loaded.engine, self.run.plan.tokenizer
-        most = self.run.config.grpo.max_new_tokens
-        decoding = Decoding(
-            most, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed, top_k, among_kept=True
-        )
-        places = range(engine.rank, len(prompts.ids), engine.world)
-        own = [prompts.ids[place] for place in places]
-        with torch.no_grad(), eval_mode(self.loaded.model):
-            if self.talks is None:
-                with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
-                    heard = Heard(self.engine.rollouts.answer(own, decoding, places))
-            else:
-                asked = Asked(
-                    own,
-                    [data.record(where[place]) for place in places],
-                    [prompts.records[place] for place in places],
-                    [episode_seed(seed, where[place]) for place in places],
-                    places,
-                )
-                heard = self.talks.hold(self.engine.rollouts, asked, decoding, step, needed=needed)
-        written = heard.answers
-        with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
-            answers = answers_of_all(prompts.ids, written, places, engine.totals)
-        by_models: dict[str, list[float | None]] = {}
-        for model in self.reward_models:
-            with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
-                scores = model_scores(model, answers, self._passes)
-            by_models[model.name] = [scores[place] for place in places]
-        scoring = Scoring(self.rewards, self.run.tokenizer, data, self.waits)
-        graded, kept = scoring.grade(heard, [where[place] for place in places], by_models)
-        with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
-            rollout = scored_rollout(answers, graded, places, self.rewards, engine.totals, heard.sums)
-            texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), engine.totals)
-        return rollout, [json.loads(text) for text in texts]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
@@ -16,8 +14,9 @@ from surefoot.families.templates import is_users_own
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.talks import ENVIRONMENT, Talks
-from surefoot.methods.method import LoadedModels, Notify, RunInputs
+from surefoot.methods.method import Notify
 from surefoot.methods.rewards.terms import Reward
+from surefoot.methods.rollouts import Totals
 from surefoot.methods.waiting import Waits
 from surefoot.planning.plan import TokenizerPlan
 from surefoot.system.errors import Fault, InputError
@@ -52,18 +51,26 @@ def turn_marks(
     return marks
 
 
-def open_talks(run: RunInputs, loaded: LoadedModels, environment: Environment, waits: Waits, notify: Notify) -> Talks:
-    """Raises InputError if it has no place in the template."""
-    config, engine, term = run.config, loaded.engine, run.config.grpo.environment
+def open_talks(
+    config: RunConfig,
+    environment: Environment,
+    marks: TurnMarks,
+    tokenizer: PreTrainedTokenizerBase,
+    recorded: Recorded,
+    totals: Totals,
+    waits: Waits,
+    notify: Notify,
+) -> Talks:
+    term = config.grpo.environment
     assert term is not None
     return Talks(
         environment=environment,
-        marks=turn_marks(config, run.plan.tokenizer, run.tokenizer, run.task.data, environment.role),
-        tokenizer=run.tokenizer,
+        marks=marks,
+        tokenizer=tokenizer,
         turns=term.turns,
         seconds=term.seconds,
-        recorded=Recorded(Path(config.output), engine.rank, loaded.state.step),
-        anywhere=lambda own: bool(engine.totals([float(own)])[0]),
+        recorded=recorded,
+        anywhere=lambda own: bool(totals([float(own)])[0]),
         waits=waits,
         notify=notify,
     )

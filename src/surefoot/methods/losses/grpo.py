@@ -183,18 +183,23 @@ def _deviation(values: torch.Tensor, known: torch.Tensor, count: torch.Tensor) -
     return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
-def pass_at_k(passed: torch.Tensor, drawn: torch.Tensor, k: int) -> float:
-    """The chance that one of k answers passes, a mean over prompts (Chen et al. 2021, equation 1), unbiased:
+def chances_at_k(passed: torch.Tensor, drawn: torch.Tensor, k: int) -> list[float]:
+    """The chance of each prompt that one of k answers passes (Chen et al. 2021, equation 1), unbiased:
 
         1 - C(n - c, k) / C(n, k)    n answers drawn, c of them passed
 
-    passed, drawn: [P]. A prompt with fewer than k answers is left out; NaN where all are.
+    passed, drawn: [P]. A prompt with fewer than k answers is left out.
     """
-    chances = [
+    return [
         1 - math.comb(n - c, k) / math.comb(n, k)
         for c, n in zip(passed.tolist(), drawn.tolist(), strict=True)
         if n >= k
     ]
+
+
+def pass_at_k(passed: torch.Tensor, drawn: torch.Tensor, k: int) -> float:
+    """The mean of `chances_at_k`; NaN where no prompt has k answers."""
+    chances = chances_at_k(passed, drawn, k)
     return math.fsum(chances) / len(chances) if chances else math.nan
 
 

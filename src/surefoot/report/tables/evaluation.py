@@ -87,6 +87,36 @@ def reward_lines(audit: Audit, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"expected calibration error {_share(found['calibration']['expected_error'])}"
 
 
+def answers_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The data, how it was answered, and cautions. found: output of `answers_to_json`."""
+    data = found["data"]
+    yield f"data: {data['file']}, {data['prompts']:,} prompts"
+    yield (
+        f"one greedy answer to each, and {found['answers']:,} at temperature {found['temperature']:g} "
+        f"(seed {found['seed']}); an answer passes with {found['passes']:g}"
+    )
+    for name, side in found["results"].items():
+        if side["without_score"]:
+            yield f"caution: {side['without_score']:,} drawn answers of the {name} have no score, and do not count"
+
+
+def answers_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Of each side the mean reward of the greedy answers, and pass@k with its 95 % interval."""
+
+    def text(chance: Mapping[str, Any]) -> str:
+        if chance["interval"] is None:
+            return "–"
+        low, high = chance["interval"]
+        return f"{chance['value']:.1%} ({100 * low:.1f}–{100 * high:.1f})"
+
+    sizes = list(next(iter(results.values()))["pass_at"])
+    rows = [
+        (name, four_digits(side["reward"]), *(text(side["pass_at"][k]) for k in sizes), f"{side['seconds']:.1f}")
+        for name, side in results.items()
+    ]
+    return number_table(("", "reward", *(f"pass@{k}" for k in sizes), "seconds"), rows)
+
+
 def calibration_table(bins: Sequence[Bin]) -> Table:
     """The model's confidence compared with how often it was right, by bin."""
     plain = bins_table(bins)

@@ -1,0 +1,217 @@
+"""`surefoot evaluate answers`: the reward of a finished model's answers to prompts, and pass@k with its interval.
+
+Answers and scores are made as in the evaluations of stage grpo, so the numbers of a run for its held-out prompts equal
+those that it logged. The best answers can be written as records of stage sft (rejection sampling, Yuan et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.schema import RunConfig
+from surefoot.data.audit import Audit
+from surefoot.data.chat.render import messages
+from surefoot.data.formats.preference import BESIDES, opening_field, read_prompt
+from surefoot.data.formats.reader import CUSTOM
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.evaluate.loss import ROWS, evaluation_settings, tokens_for
+from surefoot.evaluate.side_by_side import Only, sides
+from surefoot.methods.environments.recorded import Recorded
+from surefoot.methods.grpo.answering import Answering, Evaluated, evaluate_answers
+from surefoot.methods.grpo.reward_models import RewardModel
+from surefoot.methods.grpo.rollout import Passes
+from surefoot.methods.grpo.task import prepare_grpo
+from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks, turn_marks
+from surefoot.methods.losses.grpo import chances_at_k
+from surefoot.methods.method import Notify
+from surefoot.methods.open_model import OpenModel
+from surefoot.methods.requests import DataRequest
+from surefoot.methods.reward_source import checked_source
+from surefoot.methods.rewards.terms import open_rewards
+from surefoot.methods.rollouts import DRAWN_AT_ONCE
+from surefoot.methods.waiting import Waits
+from surefoot.models.rollout import EmbeddedRollouts
+from surefoot.report.intervals import mean_interval
+from surefoot.report.rows import finite
+from surefoot.runs.revisions import pin, saved_commits
+from surefoot.runs.run_folder import DATA
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.folders import run_of
+
+
+@dataclass(frozen=True)
+class AnswersRequest:
+    """How answers are asked for.
+
+    config: of stage grpo; its rewards, environment and sampling are used, and its held-out prompts or `train`.
+    held_out: which of the two.
+    count: answers drawn to each prompt.
+    seed: of the draws.
+    max_samples: only the first prompts; None: all.
+    """
+
+    config: RunConfig
+    held_out: bool
+    count: int
+    seed: int
+    max_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredAnswers:
+    """Scored answers of every side to the prompts of one data set.
+
+    results: by side, the base first. seconds: of each.
+    """
+
+    results: Mapping[str, Evaluated]
+    seconds: Mapping[str, float]
+    prompts: TokenisedDataset
+    audit: Audit
+
+
+def measure_answers(
+    opened: OpenModel, request: AnswersRequest, *, only: Only | None = None, notify: Notify
+) -> MeasuredAnswers:
+    """Answer each prompt greedily and `count` times at the config's temperature, and score the answers.
+
+    Raises InputError for anything wrong with config, data or rewards before an answer is generated.
+    """
+    config, compared = request.config, sides(opened, only)
+    rewards, environment = open_rewards(config.grpo.rewards), named_environment(config)
+    own = run_of(opened.trained)
+    if own is not None and request.held_out:
+        config, _ = pin(config, saved_commits(own / DATA))
+    length, template = config.data.max_length, config.data.template
+    asked = DataRequest("", None if template == "auto" else template, length if isinstance(length, int) else None)
+    tokens = tokens_for(opened, asked)
+    data = prepare_grpo(config, tokens, opened.tokenizer)
+    prompts, audit = (data.eval, data.eval_audit) if request.held_out else (data.train, data.audit)
+    assert prompts is not None
+    assert audit is not None
+    prompts = replace(prompts, chosen=prompts.chosen[: request.max_samples])
+    settings, waits = evaluation_settings(opened), Waits(notify)
+    micro = opened.plan.batch.micro.value if opened.plan else ROWS
+    results, seconds = {}, {}
+    with ExitStack() as held:
+        talks = None
+        if environment is not None and config.grpo.environment is not None:
+            rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
+            marks = turn_marks(config, tokens, opened.tokenizer, data, environment.role)
+            recorded = Recorded(Path(held.enter_context(tempfile.TemporaryDirectory())), 0, 0)
+            talks = open_talks(config, environment, marks, opened.tokenizer, recorded, list, waits, notify)
+        answering = Answering(
+            model=opened.model,
+            rollouts=EmbeddedRollouts(opened.model, DRAWN_AT_ONCE * micro, settings.forward),
+            talks=talks,
+            rewards=rewards,
+            reward_models=tuple(
+                RewardModel(path, checked_source(path, opened.base, key).open().model)
+                for path, key in config.grpo.reward_models.items()
+            ),
+            tokenizer=opened.tokenizer,
+            tokens=tokens,
+            limit=config.grpo.max_new_tokens,
+            passes=Passes(
+                tokens.pad_id, micro, settings.kernels, settings.forward, next(opened.model.parameters()).device
+            ),
+            waits=waits,
+        )
+        for side in compared:
+            started = time.perf_counter()
+            with side.entered():
+                results[side.name] = evaluate_answers(
+                    answering,
+                    0,
+                    prompts,
+                    count=request.count,
+                    temperature=config.grpo.temperature,
+                    seed=request.seed,
+                    needed=True,
+                )
+            seconds[side.name] = time.perf_counter() - started
+    return MeasuredAnswers(results, seconds, prompts, audit)
+
+
+def answers_to_json(measured: MeasuredAnswers, request: AnswersRequest) -> dict[str, Any]:
+    """JSON values; a number that is missing is null."""
+    grpo, source = request.config.grpo, measured.audit.source
+    return {
+        "data": {"file": source.file, "sha256": source.sha256, "prompts": len(measured.prompts)},
+        "answers": request.count,
+        "temperature": grpo.temperature,
+        "seed": request.seed,
+        "passes": grpo.eval_passes,
+        "results": {
+            name: _side_to_json(found, grpo.eval_passes) | {"seconds": measured.seconds[name]}
+            for name, found in measured.results.items()
+        },
+    }
+
+
+def _side_to_json(found: Evaluated, least: float) -> dict[str, Any]:
+    passed, drawn = found.passed(least)
+    logged = {name: finite(value) for name, value in found.metrics(least).items()}
+    chances = {k: chances_at_k(passed, drawn, k) for k in found.sizes}
+    return {
+        **{name: value for name, value in logged.items() if not name.startswith("pass_at_")},
+        "pass_at": {
+            str(k): {
+                "value": logged[f"pass_at_{k}"],
+                "interval": list(mean_interval(own, found.sizes[-1])) if own else None,
+            }
+            for k, own in chances.items()
+        },
+        "without_score": int((found.sizes[-1] - drawn).sum()),
+    }
+
+
+def require_records(config: RunConfig, audit: Audit | None = None) -> None:
+    """Raises InputError where an answer cannot be written as a record of stage sft: with an environment, and where a
+    function of the user's reads the records (known from the audit)."""
+    if config.grpo.environment is not None:
+        what = "writes answers of one turn, and grpo.environment gives them several"
+        raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))
+    if audit is not None and audit.source.layout == CUSTOM:
+        what = "needs records that surefoot reads itself, and a function reads these"
+        raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))
+
+
+def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, Any]]:
+    """The best answer of the last side to each prompt as a record of stage sft, with its score and the reasons. The
+    first of equal ones counts; one without an end, without a text, or below `least`, does not.
+
+    Instructions stay instructions, since templates may have a place for their input; other prompts become messages.
+    Earlier answers are not learned from in either form.
+    """
+    (found,) = list(measured.results.values())[-1:]
+    records = [measured.prompts.record(place) for place in range(len(measured.prompts))]
+    answered = _instruction if all(opening_field(one) == "instruction" for one in records) else _messages
+    count = found.sizes[-1]
+    for place, record in enumerate(records):
+        drawn = found.kept[place * count : (place + 1) * count]
+        fit = [one for one in drawn if one["ended"] and one["answer"].strip() and _score(one) >= least]
+        if fit:
+            best = max(fit, key=_score)
+            yield {**answered(record, best["answer"]), "score": best["score"], "rewards": best["rewards"]}
+
+
+def _score(kept: Mapping[str, Any]) -> float:
+    return -math.inf if kept["score"] is None else kept["score"]
+
+
+def _instruction(record: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    return {name: record[name] for name in ("instruction", *BESIDES) if name in record} | {"output": answer}
+
+
+def _messages(record: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    prompt = read_prompt(record)
+    tools = {"tools": list(prompt.tools)} if prompt.tools else {}
+    return {"prompt": messages(prompt.turns), "completion": [{"role": "assistant", "content": answer}], **tools}

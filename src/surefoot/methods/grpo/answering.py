@@ -1,0 +1,231 @@
+"""Prompts answered by a policy, and the answers scored: in a run's rollouts and evaluations, and by `surefoot evaluate
+answers` for a finished model.
+
+Every rank generates and scores its own answers; then all ranks get all answers and scores.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.methods.environments.talks import ENVIRONMENT, Asked, Heard, Talks, counted, episode_seed
+from surefoot.methods.grpo.reward_models import RewardModel, model_scores
+from surefoot.methods.grpo.rollout import GroupRollout, Passes, scored_rollout
+from surefoot.methods.losses.grpo import pass_at_k
+from surefoot.methods.rewards.answers import Answers, Score
+from surefoot.methods.rewards.terms import Graded, Reward, grade_all
+from surefoot.methods.rollouts import answers_of_all, evaluation_seed, prompts_at
+from surefoot.methods.waiting import Waits
+from surefoot.models.generate import Decoding
+from surefoot.models.modes import eval_mode
+from surefoot.models.rollout import Rollout, Rollouts
+from surefoot.planning.plan import TokenizerPlan
+from surefoot.training.ranks import gather_texts
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How prompts are answered and answers scored.
+
+    model: in eval mode meanwhile.
+    limit: most tokens of an answer.
+    """
+
+    model: nn.Module
+    rollouts: Rollouts
+    talks: Talks | None
+    rewards: tuple[Reward, ...]
+    reward_models: tuple[RewardModel, ...]
+    tokenizer: PreTrainedTokenizerBase
+    tokens: TokenizerPlan
+    limit: int
+    passes: Passes
+    waits: Waits
+
+    def answer(
+        self,
+        step: int,
+        data: TokenisedDataset,
+        where: Sequence[int],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        needed: bool = False,
+    ) -> tuple[GroupRollout, list[dict[str, Any]]]:
+        """Generate and score answers; also return each answer's record for the run folder.
+
+        step: that they are for.
+        where: index of each prompt in the data.
+        needed: see `Talks.hold`.
+        """
+        how, tokens = self.passes, self.tokens
+        decoding = Decoding(
+            self.limit, frozenset(tokens.stop.value), tokens.pad_id, temperature, top_p, seed, top_k, among_kept=True
+        )
+        prompts = prompts_at(data, where)
+        places = range(how.rank, len(where), how.world)
+        own = [prompts.ids[place] for place in places]
+        with torch.no_grad(), eval_mode(self.model):
+            if self.talks is None:
+                with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
+                    heard = Heard(self.rollouts.answer(own, decoding, places))
+            else:
+                asked = Asked(
+                    own,
+                    [data.record(where[place]) for place in places],
+                    [prompts.records[place] for place in places],
+                    [episode_seed(seed, where[place]) for place in places],
+                    places,
+                )
+                heard = self.talks.hold(self.rollouts, asked, decoding, step, needed=needed)
+        with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
+            answers = answers_of_all(prompts.ids, heard.answers, places, how.totals)
+        by_models: dict[str, list[float | None]] = {}
+        for model in self.reward_models:
+            with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
+                scores = model_scores(model, answers, how)
+            by_models[model.name] = [scores[place] for place in places]
+        graded, kept = self._grade(heard, data, [where[place] for place in places], by_models)
+        with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
+            rollout = scored_rollout(answers, graded, places, self.rewards, how.totals, heard.sums)
+            texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), how.totals)
+        return rollout, [json.loads(text) for text in texts]
+
+    def _grade(
+        self,
+        heard: Heard,
+        data: TokenisedDataset,
+        places: Sequence[int],
+        by_models: Mapping[str, Sequence[float | None]],
+    ) -> tuple[list[Graded], list[str]]:
+        """Return the scores, and each answer with its scores as JSON for the run folder.
+
+        places: index of each answer's prompt in the data.
+        by_models: as in `Answers`.
+        """
+        answers = heard.answers
+        turns = [self._turns(one, heard.given[place] if heard.given else ()) for place, one in enumerate(answers)]
+        asked = Answers(
+            [self._text(one.prompt) for one in answers],
+            [said[-1] for said in turns],
+            [one.stretches[-1] for one in answers],
+            [data.record(place) for place in places],
+            [one.stopped for one in answers],
+            by_models,
+            heard.scores,
+            turns if heard.given else (),
+        )
+
+        def asking(label: str) -> AbstractContextManager[None]:
+            return self.waits.during(f"reward {label}", f"the reward {label} is asked for {len(asked)} answers")
+
+        graded = grade_all(self.rewards, asked, asking)
+        return graded, [
+            json.dumps(
+                {
+                    "record": data.name(place),
+                    "prompt": prompt,
+                    "answer": response,
+                    "tokens": answer.drawn,
+                    **({"turns": said} if len(said) > 1 else {}),
+                    "ended": ended,
+                    "score": one.total if math.isfinite(one.total) else None,
+                    "rewards": {label: _kept(part) for label, part in one.parts.items()},
+                }
+            )
+            for place, prompt, response, answer, said, ended, one in zip(
+                places, asked.prompts, asked.responses, answers, turns, asked.stopped, graded, strict=True
+            )
+        ]
+
+    def _turns(self, answer: Rollout, given: Sequence[str]) -> list[str]:
+        """The texts of an answer: the policy's, with the environment's between them."""
+        drawn = [self._text(ids) for ids in answer.stretches[::2]]
+        between = zip(drawn[1:], given, strict=False)  # none for what an answer ended with
+        return [drawn[0], *(text for own, said in between for text in (said, own))]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+
+def _kept(score: Score) -> dict[str, Any]:
+    """The score's entry in the run folder; without a number, its outcome."""
+    said = {"score": score.value} if score.outcome == "scored" else {"score": None, "outcome": score.outcome}
+    return said | ({"reason": score.reason} if score.reason else {})
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Scored answers to all P prompts of a data set.
+
+    greedy: one to each, of the likeliest tokens.
+    drawn: n to each, [P n] prompt by prompt; None if none were asked for.
+    kept: the drawn ones' records for a folder.
+    """
+
+    greedy: GroupRollout
+    drawn: GroupRollout | None
+    kept: Sequence[Mapping[str, Any]]
+
+    def passed(self, least: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """[P] each: drawn answers that score at least `least`, and those that have a score."""
+        assert self.drawn is not None
+        scores = self.drawn.scores.reshape(len(self.greedy.answers), -1)
+        return (scores >= least).sum(dim=1), scores.isfinite().sum(dim=1)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The k of pass@k: powers of two up to n, and n."""
+        count = 0 if self.drawn is None else len(self.drawn.answers) // len(self.greedy.answers)
+        return sorted({*(2**power for power in range(count.bit_length())), *([count] if count else [])})
+
+    def metrics(self, least: float) -> dict[str, float]:
+        """What is logged of an evaluation. least: score of an answer that passes."""
+        found = self.greedy
+        known = found.scores[found.scores.isfinite()]
+        parts = {f"reward_{label}": float(values.nanmean()) for label, values in found.parts.items()}
+        return {
+            "reward": float(known.mean()) if len(known) else math.nan,
+            **(parts if len(parts) > 1 or ENVIRONMENT in found.parts else {}),
+            **{f"pass_at_{k}": pass_at_k(*self.passed(least), k) for k in self.sizes},
+            **counted(found.talked, len(found.answers)),
+            "response_length": float(found.lengths.double().mean()),
+            "ended": sum(one.stopped for one in found.answers) / len(found.answers),
+        }
+
+
+def evaluate_answers(
+    how: Answering,
+    step: int,
+    data: TokenisedDataset,
+    *,
+    count: int,
+    temperature: float,
+    seed: int,
+    needed: bool = False,
+) -> Evaluated:
+    """Answer all prompts greedily, and `count` times at the temperature: with the same random numbers at every
+    evaluation of a seed. top_p and top_k of the training do not count.
+
+    seed: the run's.
+    """
+    greedy, _ = how.answer(step, data, range(len(data)), temperature=0.0, needed=needed)
+    if not count:
+        return Evaluated(greedy, None, ())
+    where = [place for place in range(len(data)) for _ in range(count)]
+    drawn, kept = how.answer(step, data, where, temperature=temperature, seed=evaluation_seed(seed), needed=needed)
+    return Evaluated(greedy, drawn, kept)
