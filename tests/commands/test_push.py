@@ -68,7 +68,7 @@ def code(result: Result) -> tuple[int, str]:
 def test_what_is_no_finished_run_or_no_name_is_refused(run: Path, tmp_path: Path) -> None:
     """Only what can go on is told how."""
     assert code(call(tmp_path, NAME, "--dry-run")) == (2, "SF-USE-FOLDER")
-    assert code(call(run, "heron")) == (2, "SF-HUB-MISSING")
+    assert code(call(run, "a/heron/b")) == (2, "SF-HUB-MISSING")
     (run / "trainer_state.json").unlink()
     unfinished = call(run, NAME, "--dry-run")
     assert code(unfinished) == (2, "SF-USE-FOLDER")
@@ -98,6 +98,8 @@ def test_the_model_arrives_in_private(hub: HubStub, run: Path) -> None:
     assert hub.private == {NAME: True}
     check_only_the_model_is_there(hub, run)
     assert call(run, NAME).exit_code == 0, "a second push goes to the same place"
+    again = call(run, NAME.partition("/")[2])
+    assert again.stdout.startswith(f"pushed: {hub.endpoint}/{NAME}/commit/"), "a name alone is in the token's account"
 
 
 def test_twin_a_wider_pattern_would_be_noticed(hub: HubStub, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +247,7 @@ def check_what_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatc
     config, whole = finished.parent / "run.yaml", ("adapter=null", f"output={finished.parent / 'other'}")
     hub.add("models", "me/open", {"README.md": "x"})
     for name, overrides, refusal in (
-        ("heron", whole, (2, "SF-HUB-MISSING")),
+        ("a/heron/b", whole, (2, "SF-HUB-MISSING")),
         ("me/a--b", whole, (2, "SF-HUB-PUSH")),
         (NAME, whole[1:], (2, "SF-HUB-PUSH")),
         ("me/open", whole, (2, "SF-HUB-PUSH")),

@@ -169,7 +169,7 @@ WRONG = [  # the last flag is refused
     ("sft", "--lora_dim 8"),
     ("sft", "--deepspeed_config ds.json"),
     ("sft", "--add_eot_token"),
-    ("sft", "--lr_scheduler_type polynomial"),
+    ("sft", "--lr_scheduler_type reduce_lr_on_plateau"),
     ("sft", "--max_grad_norm 1.0"),
     ("sft", "--data_path stanfordnlp/SHP"),
     ("sft", "--data_split 1,2"),

@@ -335,7 +335,10 @@ REFUSED = [  # of several settings the last one is refused
     "quantization_bit: 3",
     "flash_attn: fa3",
     "optim: lion_32bit",
-    "lr_scheduler_type: polynomial",
+    "lr_scheduler_type: reduce_lr_on_plateau",
+    "lr_scheduler_type: cosine_with_min_lr",
+    "lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {power: 2.0}",
+    "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 2}",
     "report_to: swanlab",
     "packing: true",
     "neat_packing: true",
@@ -362,8 +365,7 @@ REFUSED = [  # of several settings the last one is refused
     "resume_from_checkpoint: other/checkpoint-5",
     "lora_rank: eight",
     "do_train: false",
-    "push_to_hub: true",
-    "save_steps: 0.1",
+    "logging_steps: 0.1",
     "per_device_train_batch_size: 0",
 ]
 

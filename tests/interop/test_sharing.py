@@ -10,7 +10,7 @@ import pytest
 from helpers.faults import refused_settings
 from surefoot.config.load import check_config
 from surefoot.interop.launch import Options
-from surefoot.interop.registry import translate_command
+from surefoot.interop.registry import translate_command, translate_file
 from surefoot.system.errors import Fault, InputError
 
 # As in transformers' documentation of ZeRO-3 with offloading, word by word.
@@ -181,6 +181,8 @@ def test_what_fsdp_asks_for_in_vain():
         ("--num_processes 4 --accelerate_config zero3", {"nproc": 4, "engine": "deepspeed", "zero_stage": 3}),
         ("--num_processes 2 --accelerate_config fsdp2", {"nproc": 2, "engine": "fsdp2"}),
         ("--num_processes 1", None),
+        ("--accelerate_config single_gpu --num_processes 4", None),
+        ("--accelerate_config zero2", {"nproc": 8, "engine": "deepspeed", "zero_stage": 2}),
     ],
 )
 def test_trl_starts_itself(flags, parallel):
@@ -196,12 +198,29 @@ def test_what_trl_is_told_in_vain():
         words = f"trl dpo --model_name_or_path m --dataset_name d --output_dir o {flags}".split()
         return translate_command(words, Options())
 
-    assert refused_settings(lambda: started("--num_processes 2 --accelerate_config mine.yaml")) == ["accelerate_config"]
-    assert refused_settings(lambda: started("--accelerate_config zero2")) == ["accelerate_config"]
+    assert refused_settings(lambda: started("--num_processes 2 --accelerate_config mine")) == ["accelerate_config"]
     assert refused_settings(lambda: started("--num_processes many")) == ["num_processes"]
     assert refused_settings(lambda: started("--num_processes 2 --num_machines 2"), "SF-TRANSLATE-COMMAND") == [
-        "num_machines"
+        "accelerate"
     ]
+
+
+def test_trl_starts_a_process_for_each_device_as_accelerate_does():
+    words = ["trl", "dpo", "--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
+    found = translate_command(words, Options(devices=4))
+    assert (found.config["parallel"], found.config["batch"]["size"]) == ({"nproc": 4}, 32)
+    assert "parallel" not in translate_command(["CUDA_VISIBLE_DEVICES=2", *words], Options(devices=4)).config
+    assert "parallel" not in translate_command(["python", "dpo.py", *words[2:]], Options(devices=4)).config
+
+
+@pytest.mark.parametrize(
+    ("more", "count"), [({}, 4), ({"accelerate_config": "zero3"}, 4), ({"num_processes": None}, 1)]
+)
+def test_a_file_of_trls_says_it_too(more, count):
+    given = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "num_processes": 4, **more}
+    found = translate_file("dpo.json", json.dumps(given), [], Options())
+    assert found.config.get("parallel", {}).get("nproc", 1) == count
+    assert found.config["batch"].get("size", 16) == 8 * count
 
 
 def test_axolotl_says_it_in_the_same_words():

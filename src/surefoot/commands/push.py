@@ -29,17 +29,17 @@ from surefoot.training.manifest import check_files
 
 @click.command()
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("name", metavar="OWNER/NAME")
+@click.argument("name", metavar="[OWNER/]NAME")
 @click.option("--public", is_flag=True, help="Create a public repository instead of a private one.")
 @click.option("--base", metavar="OWNER/NAME", help="Hub id of an adapter's base, if it was trained on a local folder.")
 @click.option("--dry-run", is_flag=True, help="List what would be uploaded without contacting the hub.")
 def push(run: Path, name: str, public: bool, base: str | None, dry_run: bool) -> None:
-    """Upload the model, tokenizer and card of RUN to the hub as OWNER/NAME.
+    """Upload the model, tokenizer and card of RUN to the hub as OWNER/NAME; without OWNER, in your account.
 
     Every file is verified first, except the card, which you may edit. Checkpoints, optimizer, logs and records are not
     uploaded.
     """
-    check_name(name)
+    check_name(name, own=True)
     require_run(run)
 
     if not dry_run:
@@ -108,7 +108,7 @@ def pushed_files(run: Path, base: str | None = None) -> list[Upload]:
 
 def push_run(run: Path, name: str, *, public: bool, base: str | None = None) -> str:
     """Upload and return the address. Raises like `pushed_files` and `push_files`."""
-    check_name(name)
+    check_name(name, own=True)
     files = {one.name: run / one.name if one.content is None else one.content for one in pushed_files(run, base)}
     return push_files(name, files, public=public, message=f"Model of the run {run.resolve().name}")
 
@@ -117,7 +117,7 @@ def check_push(config: RunConfig, name: str) -> None:
     """Check before a run that its model can be uploaded privately. Raises InputError for an adapter on a local folder,
     whose hub id only `surefoot push` accepts, and like `check_name` and `require_right`.
     """
-    check_name(name)
+    check_name(name, own=True)
     if config.adapter is not None and looks_local(config.model.path):
         what = f"the adapter's base is a folder of this machine, {config.model.path}"
         raise InputError(

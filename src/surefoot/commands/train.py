@@ -66,7 +66,7 @@ class TrainFlags:
     mode: None if neither --resume nor --overwrite is given.
     quiet: print only errors.
     full: print the whole plan and data audit.
-    push: OWNER/NAME on the hub to upload the finished model to.
+    push: [OWNER/]NAME on the hub to upload the finished model to.
     profile: number of steps to profile.
     time_every: print forward and backward times every so many steps.
     dry_run: plan and read the data without creating the run folder.
@@ -98,7 +98,7 @@ def chosen_mode(resume: bool, overwrite: bool) -> GivenMode | None:
 @click.option("--overwrite", is_flag=True, help="Replace the run in the output folder.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only errors; run.log has everything.")
 @click.option("-v", "--plan", "full", is_flag=True, help="Show the whole plan and data audit instead of a summary.")
-@click.option("--push", metavar="OWNER/NAME", help="Upload the finished model to the hub, as a private repository.")
+@click.option("--push", metavar="[OWNER/]NAME", help="Upload the finished model to the hub, as a private repository.")
 @click.option(
     "--profile",
     type=click.IntRange(min=1),

@@ -241,19 +241,24 @@ def _launched(
         settled, of_the_file = launchers.read_file(path, options.read(path))
         notes += of_the_file
     settled |= {name: scalar_or_text(value) for name, value in words.items()}
-    processes = _processes(launcher, settled, environment, options)
-    facts = {"mixed_precision": settled["mixed_precision"]} if "mixed_precision" in settled else {}
+    command = Command(left[at], tuple(left[at + 1 :]), module, launcher=launcher.name, notes=tuple(notes))
+    return started(command, launcher, settled, environment, options)
+
+
+def started(
+    command: Command,
+    launcher: launchers.Launcher,
+    settled: Mapping[str, Any],
+    environment: Mapping[str, str],
+    options: Options,
+) -> Command:
+    """Return the command as a launcher with these settings starts it. environment: variables that the launcher sees."""
     devices = launchers.devices(settled)
-    shown_devices = {} if devices is None else {_DEVICES: devices}
-    return Command(
-        left[at],
-        tuple(left[at + 1 :]),
-        module,
-        shown_devices,
-        launcher.name,
-        facts,
-        tuple(notes),
-        processes=processes,
+    return replace(
+        command,
+        environment={**command.environment, **({} if devices is None else {_DEVICES: devices})},
+        facts={**command.facts, **{name: settled[name] for name in ("mixed_precision",) if name in settled}},
+        processes=_processes(launcher, settled, environment, options),
         engine=launchers.engine(settled),
     )
 
@@ -266,8 +271,10 @@ def _processes(
     if str(machines).rpartition(":")[2] != "1":
         raise command_error(launcher.name, f"asks for {machines} machines, and surefoot runs on one machine", MORE)
     count = next((settled[name] for name in launcher.count if name in settled), None)
+    if settled.get("distributed_type") == "NO" and not settled.get("multi_gpu"):
+        count = 1  # accelerate starts one then, whatever num_processes says
     if count in (None, "gpu", "auto", "xpu"):
-        default_one = count is None and (launcher is launchers.TORCHRUN or settled.get("distributed_type") == "NO")
+        default_one = count is None and launcher is launchers.TORCHRUN
         on_cpu = any(plain_truth(settled.get(name, False)) for name in ("use_cpu", "cpu"))
         count = 1 if default_one or on_cpu else visible_devices(environment, settled, options)
     elif count == "cpu":

@@ -136,6 +136,7 @@ def set_default_targets(draft: Draft, name: str) -> None:
     draft.set("adapter.targets", ["q_proj", "v_proj"], *([] if draft.given(name) else [name]), why=_BECAUSE)
 
 
+_SPLIT = re.compile(r"\w+(\.\w+)*")  # the hub's own rule for names
 _FIRST = re.compile(r"(\w+)\[:(\d+)\]")
 _FIX = "give a number of records, as in train[:1000]; data.eval in surefoot's config holds out a share"
 
@@ -145,7 +146,7 @@ def parse_split(split: str) -> tuple[str, int | None]:
     or an end depends on the number of records, and surefoot only takes the first N."""
     if found := _FIRST.fullmatch(split):
         return found[1], int(found[2])
-    if not split.isidentifier():
+    if not _SPLIT.fullmatch(split):
         raise Refusal(f"{split!r} is not a split or its first N records", _FIX)
     return split, None
 

@@ -7,6 +7,8 @@ of `transformers.TrainingArguments`.
 from __future__ import annotations
 
 import math
+import posixpath
+from typing import Any
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import names
@@ -53,12 +55,47 @@ def set_schedule_name(draft: Draft, setting: str, *warmup: str) -> bool:
     if (ours := SCHEDULES.get(name)) is None:
         draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", f"supported: {', '.join(SCHEDULES)}")
         return False
-    once = "one cycle, the default" if name == "cosine_with_restarts" else ""
-    draft.set("optim.schedule", ours, setting, why=once)
+    draft.set("optim.schedule", ours, setting)
+    _set_floor(draft, setting)
     if name == "constant":  # in transformers only constant_with_warmup warms up
         draft.set("optim.warmup", 0.0, setting)  # explicit: surefoot warms up by default
         draft.drop(f"{setting}: constant has no warm-up", *warmup)
     return name != "constant"
+
+
+# What transformers' schedules take besides their warm-up, with the only value that surefoot has.
+_FIXED = {
+    "cosine": {"num_cycles": 0.5},
+    "cosine_with_restarts": {"num_cycles": 1},
+    "cosine_with_min_lr": {"num_cycles": 0.5},
+    "polynomial": {"power": 1.0},
+}
+
+
+def _set_floor(draft: Draft, setting: str) -> None:
+    """Set optim.floor for the schedules of transformers that end above 0. setting: the tool's name for the schedule."""
+    name, words = str(draft[setting]), "lr_scheduler_kwargs"
+    given = dict(draft[words] or {}) if words in draft.rows and draft.rows[words].kind == "joint" else {}
+    floor: Any = 0.0
+    if name == "polynomial" and "learning_rate" in draft.rows:
+        floor = given.pop("lr_end", 1e-7) / draft["learning_rate"]
+    elif name == "polynomial":
+        draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", "use linear")
+    elif name == "cosine_with_min_lr":
+        lowest, floor = given.pop("min_lr", None), given.pop("min_lr_rate", None)
+        if (lowest is None) == (floor is None):
+            draft.refuse(setting, f"{name} takes min_lr or min_lr_rate", f"give one of them in {words}")
+            return
+        floor = lowest / draft["learning_rate"] if floor is None else floor
+    if not 0 <= floor < 1:
+        draft.refuse(words, f"expected a final rate from 0, and below the learning rate, got {floor:g} of it")
+        return
+    for key, value in given.items():
+        if value is not None and value != _FIXED.get(name, {}).get(key, ""):
+            draft.refuse(words, f"{key}: {value} has no counterpart with {name}", "leave it out")
+    if floor:
+        draft.set("optim.floor", floor, setting, words)
+    draft.note(words, "carried", "", "optim.schedule")
 
 
 def set_schedule(draft: Draft) -> None:
@@ -123,8 +160,8 @@ def set_evaluation(draft: Draft) -> None:
         draft.drop("eval_strategy is epoch", "eval_steps")
     elif strategy == "steps":
         name = "eval_steps" if draft["eval_steps"] is not None else "logging_steps"
-        if (steps := _steps(draft, name)) is not None:
-            draft.set("eval_every", counted(steps, "step"), "eval_strategy", name)
+        if (every := _every(draft, name)) is not None:
+            draft.set("eval_every", every, "eval_strategy", name, why=_rounded(every))
     else:
         draft.set("eval_every", None, "eval_strategy", why="" if draft["do_eval"] else "evaluates once, at the end")
         draft.drop("eval_strategy is no", "eval_steps")
@@ -146,8 +183,8 @@ def set_saving(draft: Draft) -> None:
             "checkpoint.every", draft.written("duration") or "3 epochs", "save_strategy", why="saves once, at the end"
         )
         draft.drop("save_strategy is no", "save_steps")
-    elif (steps := _steps(draft, "save_steps")) is not None:
-        draft.set("checkpoint.every", counted(steps, "step"), "save_steps", "save_strategy")
+    elif (every := _every(draft, "save_steps")) is not None:
+        draft.set("checkpoint.every", every, "save_steps", "save_strategy", why=_rounded(every))
     if limit is not None and limit < 1:
         draft.refuse("save_total_limit", f"expected a number from 1, got {limit}")
         return
@@ -203,10 +240,9 @@ def set_rest(draft: Draft) -> None:
             draft.environment["CUDA_VISIBLE_DEVICES"] = ""
             draft.note(name, "carried", "the run sees no accelerator", "CUDA_VISIBLE_DEVICES")
     if draft["push_to_hub"]:
-        if draft["hub_model_id"] is None:
-            draft.refuse("push_to_hub", "needs a repository", "give hub_model_id: OWNER/NAME")
-            return
-        draft.arguments += ["--push", draft["hub_model_id"]]
+        # As in Trainer: a name without an owner is in the account of the token, and the folder's name is the default.
+        name = draft["hub_model_id"] or posixpath.basename(posixpath.normpath(draft["output_dir"]))
+        draft.arguments += ["--push", name]
         draft.note("push_to_hub", "changed", "uploaded once, at the end, to a private repository", "--push")
         draft.note("hub_model_id", "carried", "", "--push")
     draft.drop("nothing is uploaded", *(name for name in ("push_to_hub", "hub_model_id") if not draft["push_to_hub"]))
@@ -259,6 +295,19 @@ def _set_best(draft: Draft) -> None:
         return
     draft.set("checkpoint.best", "loss", "load_best_model_at_end", "metric_for_best_model")
     draft.note("greater_is_better", "carried", "", "checkpoint.best")
+
+
+def _every(draft: Draft, name: str) -> str | None:
+    """Return a length in steps; a fraction of all steps is one in epochs if these set the duration."""
+    value = draft[name]
+    if 0 < value < 1 and draft["max_steps"] <= 0:
+        return counted(value * draft["num_train_epochs"], "epoch")
+    steps = _steps(draft, name)
+    return None if steps is None else counted(steps, "step")
+
+
+def _rounded(every: str) -> str:
+    return "a fraction of all steps, rounded to the nearest step each time" if "epoch" in every else ""
 
 
 def _steps(draft: Draft, name: str) -> int | None:

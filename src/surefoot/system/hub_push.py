@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _TOKENS = "https://huggingface.co/settings/tokens"
 
 
-def require_right(name: str, *, public: bool) -> None:
-    """Check with the hub, before training, that the files may be uploaded; writes nothing.
+def require_right(name: str, *, public: bool) -> str:
+    """Check with the hub, before training, that the files may be uploaded; writes nothing. Returns owner/name.
 
-    name: owner/name.
+    name: owner/name, or a name in the account of the token.
 
     Raises InputError for an invalid name and for an existing public repository if `public` is not given;
     EnvironmentFault without a token, for a token without write access (not detectable for fine-grained tokens), and if
@@ -41,8 +41,11 @@ def require_right(name: str, *, public: bool) -> None:
         raise denied(name, "pushing needs a token, but none is set", "log in with `hf auth login`")
     api = HfApi()
     with hub_faults(name, "model", None), bounded_client():
-        _require_owner(name, api.whoami())
+        who = api.whoami()
+        name = name if "/" in name else f"{who['name']}/{name}"
+        _require_owner(name, who)
         _require_visibility(api, name, public)
+    return name
 
 
 def push_files(name: str, files: Mapping[str, Path | bytes], *, public: bool, message: str) -> str:
@@ -53,7 +56,7 @@ def push_files(name: str, files: Mapping[str, Path | bytes], *, public: bool, me
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    require_right(name, public=public)
+    name = require_right(name, public=public)
     api = HfApi()
     with hub_faults(name, "model", None):
         try:

@@ -51,7 +51,7 @@ def is_function(text: str) -> bool:
     return "://" not in text and (".py:" in text or _MODULE.fullmatch(text) is not None)
 
 
-def check_name(name: str) -> None:
-    """Raises InputError unless it is a repository name, owner/name."""
-    if not _HUB_ID.fullmatch(name):
+def check_name(name: str, *, own: bool = False) -> None:
+    """Raises InputError unless it is a repository name, owner/name. own: a name alone is one of the token's account."""
+    if not _HUB_ID.fullmatch(f"owner/{name}" if own and "/" not in name else name):
         raise InputError(Fault(name, "is not a repository name", "write it like owner/name", code="SF-HUB-MISSING"))

@@ -324,7 +324,7 @@ def _set_prompts(draft: Draft, sources: list[Any]) -> None:
     record = draft.options.first(sources[0]["path"]) if sources else None
     if record is not None and isinstance(record.get("prompt"), str):
         draft.drop("texts use no template", "chat_template", "chat_template_jinja")
-        set_template(draft, None, texts=True, seen=True)
+        set_template(draft, texts=True, seen=True)
         return
     named = draft["chat_template"] or "tokenizer_default"
     own = draft["chat_template_jinja"] if named == "jinja" else TEMPLATES.get(named, ("",))[0]
@@ -332,7 +332,7 @@ def _set_prompts(draft: Draft, sources: list[Any]) -> None:
         draft.refuse("chat_template", f"surefoot has no equivalent of Axolotl's template {named}", "use jinja with it")
     elif own == OWN:
         draft.drop("is the default", "chat_template", "chat_template_jinja")
-        set_template(draft, None, texts=False, seen=record is not None)
+        set_template(draft, texts=False, seen=record is not None)
     else:
         why = "" if record is not None else "for conversations; texts use no template there"
         draft.set("data.template", own, "chat_template", "chat_template_jinja", why=why)

@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.interop import launchers, trainer
+from surefoot.interop import launchers, settings, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import MORE, Command, FirstRecord, Options, inherited
+from surefoot.interop.launch import Command, FirstRecord, Options, inherited, started
 from surefoot.interop.settings import (
     ALL_POSITIONS,
     NO_LIMIT,
     PACKED,
     UNPACKED,
-    Refusal,
     Row,
     all_listed,
     by_name,
@@ -37,24 +36,27 @@ from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
-from surefoot.interop.trl.data import set_data
+from surefoot.interop.trl.data import HANDBOOK, set_data
 from surefoot.interop.trl.group import GROUP_ALIASES
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
 NAME = "TRL"
 LATER = ("distillation",)
-_SCRIPTS = {"reward_modeling.py": "reward", **{f"{name}.py": name for name in METHODS}}
+_SCRIPTS = {
+    "reward_modeling.py": "reward",
+    **{f"{run}{name}.py": name for name in ("sft", *METHODS) for run in ("", "run_")},  # run_: alignment-handbook's
+}
 _MODULE = "trl.scripts."
 _KERNELS = "affects speed only; surefoot chooses its own kernels"
 _STREAM = "surefoot reads a dataset whole, or its first max_samples records"
 _LOSS = "surefoot's loss is the negative log-likelihood"
-_LAUNCH = ("accelerate_config", "num_processes", "num_machines")
-_ONE = "one process holds everything"
-# TRL's accelerate profiles -> their sharding.
+_PROFILE = "accelerate_config"
+# TRL's own accelerate profiles: how they shard. Each asks for eight processes in bf16.
+_EIGHT = {"num_processes": 8, "mixed_precision": "bf16"}
 _PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "single_gpu": {},
-    "multi_gpu": {},
+    "single_gpu": {"distributed_type": "NO"},
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
     "fsdp1": {"distributed_type": "FSDP"},
     "fsdp2": {"distributed_type": "FSDP"},
     "zero1": {"distributed_type": "DEEPSPEED", "zero_stage": 1},
@@ -66,14 +68,7 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "aut
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
     carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
-    joint(
-        "dtype",
-        "float32",
-        ("precision.base",),
-        "dtype of the weights",
-        type=text,
-        null=Refusal("null leaves the dtype to transformers", f"use one of {', '.join(DTYPES)}"),
-    ),
+    joint("dtype", "float32", ("precision.base",), "dtype of the weights", type=text, null="auto"),
     joint("attn_implementation", None, ("attention.implementation",), type=text),
     joint("use_peft", False, ("adapter.kind",)),
     joint("lora_r", 16, ("adapter.rank",)),
@@ -103,8 +98,9 @@ OWN_ROWS: tuple[Row, ...] = (
     refused("model_init_kwargs", None, "surefoot passes no extra arguments when loading", "leave it out", same=({},)),
     refused("router_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out", same=(0,)),
     joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    *HANDBOOK,
     joint("dataset_text_field", "text", ("data.train",), type=text),
-    refused("dataset_kwargs", None, "surefoot has no such data options", "leave it out", same=({},)),
+    joint("dataset_kwargs", None, (), "TRL reads only skip_prepare_dataset, which is refused", type=settings.group),
     listed("dataset_num_proc", None, "affects speed only, not results"),
     refused("eos_token", None, "surefoot uses the tokenizer's EOS", "change the tokenizer's files"),
     carried("pad_token", None, "tokenizer.pad", type=text),
@@ -272,12 +268,16 @@ _LISTS = (
 
 
 def claims_command(command: Command) -> bool:
-    return command.name in ("trl", "sft.py", *_SCRIPTS) or command.name.startswith(_MODULE)
+    return command.name in ("trl", *_SCRIPTS) or command.name.startswith(_MODULE)
 
 
 def claims_file(path: str, text: str) -> bool:
     keys = top_keys(path, text)
-    return "model_name_or_path" in keys and bool(keys & {"dataset_name", "datasets"}) and "dataset" not in keys
+    return (
+        "model_name_or_path" in keys
+        and bool(keys & {"dataset_name", "datasets", "dataset_mixture"})
+        and "dataset" not in keys
+    )
 
 
 def from_command(command: Command, options: Options) -> Translation:
@@ -297,43 +297,51 @@ def from_command(command: Command, options: Options) -> Translation:
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
     words = read_only_flags(arguments, switches=switches, lists=_LISTS)
     in_files: list[Word] = []
-    environment: dict[str, str] = {}
     for word in [word for word in words if word.name == "config"]:
-        found = read_document(parse_document(options.read(str(word.value)), str(word.value)))
-        environment |= _environment(found)
-        in_files += [one for one in found if one.name != "env"]
-    launched = _launched(words)
-    words = [word for word in words if word.name not in ("config", *_LAUNCH)]
-    command = replace(command, environment={**environment, **command.environment})
-    if launched is None:
-        return Draft(_dialect(method), [*in_files, *words], command, options).finish("train")
-    count, engine, note = launched
-    command = replace(command, facts={**command.facts, "processes": count})
-    found = Draft(_dialect(method), [*in_files, *words], command, options).finish("train")
-    found = in_processes(found, count, engine)
-    return replace(found, notes=(*note, *found.notes))
+        in_files += read_document(parse_document(options.read(str(word.value)), str(word.value)))
+    words = [*in_files, *(word for word in words if word.name != "config")]
+    return _translated(method, words, command, options, launches=command.name == "trl")
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
-    found = read_document(parse_document(text, path))
-    command = Command(path, environment={**inherited(options), **_environment(found)})
-    words = [*(word for word in found if word.name != "env"), *read_pairs(overrides)]
+    words = [*read_document(parse_document(text, path)), *read_pairs(overrides)]
     possible = _methods(path, words, options.first)
-    if len(possible) > 1 or possible[0] not in ("sft", "grpo", "rloo"):
+    if len(possible) > 1:
         fix = f"name it: surefoot run -- trl {' or '.join(possible)} --config {path}"
         raise command_error(path, "the file does not tell which TRL method it is for", fix)
-    return Draft(_dialect(possible[0]), words, command, options).finish("train")
+    found = _translated(possible[0], words, Command(path, environment=inherited(options)), options, launches=True)
+    told = Note(
+        f"trl {possible[0]}", "assumed", ("stage",), "settings, name or first record of the file tell the method"
+    )
+    return replace(found, notes=(*found.notes, told))
+
+
+def _translated(
+    method: str, words: Sequence[Word], command: Command, options: Options, *, launches: bool
+) -> Translation:
+    """Translate the settings of a method. launches: whether TRL's command starts the processes, with accelerate."""
+    dialect = _dialect(method)
+    command = replace(command, environment={**_environment(words), **command.environment})
+    words = [word for word in words if word.name != "env"]
+    notes: tuple[Note, ...] = ()
+    if launches:
+        of_the_launch = [word for word in words if _starts(word, dialect.rows)]
+        words = [word for word in words if not _starts(word, dialect.rows)]
+        command, notes = _launched(of_the_launch, command, options)
+    found = Draft(dialect, words, command, options).finish("train")
+    found = in_processes(found, command.processes, command.engine)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
-    """Return the verbs of `trl VERB --config path` that a file could be for, judged by its settings, its name, and the
-    first record of the data."""
-    settings = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
-    given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*settings.values())
-    fitting = [name for name, known in settings.items() if given <= known]
+    """Return the verbs of `trl VERB --config path` that a file could be for, judged by its settings, its name or
+    folder, and the first record of the data."""
+    known = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
+    given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*known.values())
+    fitting = [name for name, rows in known.items() if given <= rows]
     if not fitting or len(fitting) == 1:
-        return fitting or list(settings)
-    named = re.split(r"[^a-z]+", path.rpartition("/")[2].lower())
+        return fitting or list(known)
+    named = re.split(r"[^a-z]+", "/".join(path.split("/")[-2:]).lower())
     if matching := [name for name in fitting if name in named]:
         return matching
     source = next((word.value for word in words if word.name == "dataset_name"), None)
@@ -343,7 +351,7 @@ def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
     kind = "chosen" in record, "label" in record
     answered = {"sft"} if "prompt" not in record or "completion" in record else {"grpo", "rloo"}
     of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): answered}
-    return [name for name in fitting if name in of_kind.get(kind, settings)] or fitting
+    return [name for name in fitting if name in of_kind.get(kind, known)] or fitting
 
 
 def _environment(words: Sequence[Word]) -> dict[str, str]:
@@ -356,33 +364,40 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
     return {str(name): str(value) for name, value in word.value.items()}
 
 
-def _launched(words: Sequence[Word]) -> tuple[int, dict[str, Any], tuple[Note, ...]] | None:
-    """Return (processes, keys of `parallel`, notes) if the flags tell TRL how to launch, else None.
+def _starts(word: Word, rows: Mapping[str, Row]) -> bool:
+    """Whether TRL passes a setting on to accelerate."""
+    return word.name == _PROFILE or (word.name in launchers.ACCELERATE.with_value and word.name not in rows)
 
-    Raises InputError for several machines and for an unknown profile.
-    """
-    launch = {word.name: word for word in words if word.name in _LAUNCH}
-    if (machines := launch.get("num_machines")) is not None and machines.value != 1:
-        raise command_error(machines.where, f"asks for {machines.value} machines", MORE)
-    count, profile = launch.get("num_processes"), launch.get("accelerate_config")
-    if profile is not None and profile.value not in _PROFILES:
-        fix = f"choose from {', '.join(_PROFILES)}, or use accelerate launch --config_file {profile.value} sft.py"
-        raise setting_error(profile.where, f"TRL has no profile {profile.value}", fix)
-    if profile is not None and count is None and profile.value != "single_gpu":
-        raise setting_error(profile.where, "TRL's profile is for eight processes", "add --num_processes N")
-    if count is None:
-        return None
-    if isinstance(count.value, bool) or not isinstance(count.value, int) or count.value < 1:
-        raise setting_error(count.where, f"expected a number of processes from 1, got {count.value}")
-    several = count.value > 1
-    notes = tuple(
-        Note(
-            word.shown, "carried" if several else "listed", keys if several else (), "" if several else _ONE, word.where
-        )
-        for word, keys in ((count, ("parallel.nproc",)), (profile, ("parallel.engine",)))
-        if word is not None
-    )
-    return count.value, launchers.engine(_PROFILES[profile.value] if profile else {}), notes
+
+def _launched(words: Sequence[Word], command: Command, options: Options) -> tuple[Command, tuple[Note, ...]]:
+    """Return the command as accelerate starts it, and a note on each setting. Raises InputError for several machines,
+    for an unknown profile, and for what surefoot does not support."""
+    settled: dict[str, Any] = {}
+    for word in (word for word in words if word.name == _PROFILE):
+        path = str(word.value)
+        if path in _PROFILES:
+            settled |= {**_EIGHT, **_PROFILES[path]}
+        elif path.endswith((".yaml", ".yml", ".json")):
+            settled |= launchers.read_file(path, options.read(path))[0]
+        else:
+            raise setting_error(
+                word.where, f"TRL has no profile {path}", f"choose from {', '.join(_PROFILES)}, or a file"
+            )
+    for word in (word for word in words if word.name != _PROFILE):
+        launchers.check(word.name, word.value, word.where)
+        settled[word.name] = word.value
+    command = started(command, launchers.ACCELERATE, settled, command.environment, options)
+    facts = {name: value for name, value in command.facts.items() if value not in (None, "no", False)}
+    command = replace(command, facts={**facts, "processes": command.processes})
+    return command, tuple(_launch_note(word, several=command.processes > 1) for word in words)
+
+
+def _launch_note(word: Word, *, several: bool) -> Note:
+    if word.name not in ("num_processes", _PROFILE):
+        return Note(word.shown, "listed", (), launchers.reason_of(word.name), word.where)
+    if not several:
+        return Note(word.shown, "listed", (), "one process holds everything", word.where)
+    return Note(word.shown, "carried", ("parallel.engine", "parallel.nproc"), "", word.where)
 
 
 TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, log=lambda translation: ToolLog(row=trainer_row))

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from surefoot.config.dump import shown
-from surefoot.families.templates import BY_RECORD
+from surefoot.families.templates import BY_RECORD, OWN
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.settings import Refusal
+from surefoot.interop.settings import Refusal, Row, group, joint, text
 from surefoot.interop.shared_rules import parse_split
 
 Layout = Literal[
@@ -26,8 +26,18 @@ _MASKED = "for prompt-completion records; TRL refuses others"
 _TEMPLATE = "for conversations; TRL uses no template for texts"
 _ABOUT_DATA = (
     "dataset_config", "dataset_train_split", "dataset_test_split", "test_split_size", "dataset_text_field",
-    "completion_only_loss", "assistant_only_loss", "chat_template_path",
+    "completion_only_loss", "assistant_only_loss", "chat_template_path", "chat_template", "dataset_kwargs",
 )  # fmt: skip
+_DRAWN = "drawn with surefoot's seed, not with that of the mixture, and rounded to the nearest record"
+_KEYS = {  # of an entry; alignment-handbook's names -> TRL's
+    "datasets": {name: name for name in ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")},
+    "dataset_mixture": {"id": "path", "config": "name", "split": "split", "columns": "columns", "weight": "weight"},
+}
+# Settings that alignment-handbook's scripts add to TRL's.
+HANDBOOK: tuple[Row, ...] = (
+    joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group),
+    joint("chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text),
+)
 
 
 def set_data(draft: Draft) -> None:
@@ -35,7 +45,10 @@ def set_data(draft: Draft) -> None:
         draft.drop("there is no training data", *_ABOUT_DATA)
         return
     field = draft["dataset_text_field"]
-    layout = _layout(sources, field, draft.options.first)
+    selected = selected_columns(draft)
+    layout: Layout | None = (
+        "turns" if "messages" in selected else None if selected else _layout(sources, field, draft.options.first)
+    )
     if field != "text" and layout in (None, "text"):
         sources = [_named(source, field) for source in sources]
         draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset_text_field")
@@ -63,10 +76,11 @@ def set_sources(draft: Draft) -> list[Any] | None:
 
 def _train_sources(draft: Draft) -> list[Any] | None:
     whole_sets = ("dataset_name", "dataset_config", "dataset_train_split")
-    if draft["datasets"]:
-        sources = _mixture(draft)
-        draft.set("data.train", sources[0] if len(sources) == 1 else sources, "datasets")
-        draft.drop("datasets takes precedence", *whole_sets)
+    if mixture := _mixture_name(draft):
+        sources = _mixture(draft, mixture)
+        sampled = any("share" in _entry(source) for source in sources)
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, mixture, why=_DRAWN if sampled else "")
+        draft.drop(f"{mixture} takes precedence", *whole_sets)
         return sources
     if draft["dataset_name"]:
         source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
@@ -91,31 +105,74 @@ def _named(source: Any, field: str) -> dict[str, Any]:
     return {**_entry(source), "format": "text", "columns": {"text": field}}
 
 
-def _mixture(draft: Draft) -> list[Any]:
-    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
-    entries = draft["datasets"]
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
-        draft.refuse("datasets", "expected a list of datasets, each with a path")
-        return ["?"]
+def _mixture_name(draft: Draft) -> str:
+    """Return the setting that lists several data sets; empty if none does."""
+    return next((name for name in _KEYS if name in draft.rows and draft[name]), "")
+
+
+def _entries(draft: Draft, setting: str) -> list[dict[str, Any]]:
+    """Return the entries of a mixture with TRL's names. Refuses what is none, and unknown keys."""
+    held, known = draft[setting], _KEYS[setting]
+    if setting == "dataset_mixture":
+        for key in held.keys() - {"datasets", "seed", "test_split_size"}:
+            draft.refuse(setting, f"{key}: unknown setting of alignment-handbook")
+        held = held.get("datasets")
+    first = next(iter(known))
+    if not isinstance(held, list) or not all(isinstance(entry, dict) and entry.get(first) for entry in held):
+        draft.refuse(setting, f"expected a list of datasets, each with {first}")
+        return []
+    for at, entry in enumerate(held):
+        for key in entry.keys() - known.keys():
+            draft.refuse(setting, f"[{at}].{key}: unknown setting of TRL", f"choose from {', '.join(known)}")
+    return [{known[key]: value for key, value in entry.items() if key in known} for entry in held]
+
+
+def selected_columns(draft: Draft) -> set[str]:
+    """Return the columns that a mixture selects; empty if it takes all."""
+    setting = _mixture_name(draft)
+    return {str(one) for entry in (_entries(draft, setting) if setting else ()) for one in entry.get("columns") or ()}
+
+
+def _mixture(draft: Draft, setting: str) -> list[Any]:
     sources: list[Any] = []
-    for at, entry in enumerate(entries):
-        for key in entry:
-            if key not in known:
-                draft.refuse("datasets", f"[{at}].{key}: unknown setting of TRL", f"choose from {', '.join(known)}")
+    for at, entry in enumerate(_entries(draft, setting)):
+        place = f"{'datasets' if setting == 'dataset_mixture' else ''}[{at}]"
         if entry.get("data_dir") or entry.get("fraction") not in (None, 1, 1.0):
-            draft.refuse("datasets", f"[{at}]: selects a part of the data", "use max_samples in surefoot's config")
+            draft.refuse(setting, f"{place}: selects a part of the data", "use max_samples in surefoot's config")
         files = entry.get("data_files") or entry["path"]
         if not isinstance(files, str):
-            draft.refuse("datasets", f"[{at}].data_files: {shown(files)} is not one file", "give each its own entry")
+            draft.refuse(setting, f"{place}.data_files: {shown(files)} is not one file", "give each its own entry")
             continue
         try:
             split, count = parse_split(str(entry.get("split", "train")))
+            more = {**_columns(entry.get("columns")), **_weighed(entry.get("weight"))}
         except Refusal as refusal:
-            draft.refuse("datasets", f"[{at}].split: {refusal.what}", refusal.fix)
+            draft.refuse(setting, f"{place}: {refusal.what}", refusal.fix)
             continue
         source = _source(files, entry.get("name"), split)
-        sources.append(source if count is None else {**_entry(source), "max_samples": count})
+        more |= {} if count is None else {"max_samples": count}
+        sources.append({**_entry(source), **more} if more else source)
     return sources or ["?"]
+
+
+def _columns(selected: Any) -> dict[str, Any]:
+    """Return the format of records that keep only these columns, which other columns would make another. Raises
+    Refusal for columns that surefoot does not read."""
+    names = set(selected or ())
+    if "chat_template_kwargs" in names:
+        raise Refusal("columns: chat_template_kwargs are settings of a template for each record, which surefoot lacks")
+    if "prompt" not in names and "messages" in names:
+        return {"format": "messages"}
+    return {"format": "preference"} if {"chosen", "rejected"} <= names else {}
+
+
+def _weighed(weight: Any) -> dict[str, Any]:
+    """Return the share of the shuffled records that alignment-handbook's weight keeps. Raises Refusal."""
+    if weight is None or weight == 1:
+        return {}
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1:
+        raise Refusal(f"weight: expected a fraction of the records, above 0 and at most 1, got {weight}")
+    return {"share": {"of": [weight, 1 - weight], "take": 1}}
 
 
 def _layout(sources: Sequence[Any], field: str, first: FirstRecord) -> Layout | None:
@@ -136,12 +193,16 @@ def _kind(record: Mapping[str, Any] | None, field: str) -> Layout | None:
 
 
 def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
-    split, share = draft["dataset_test_split"], draft["test_split_size"]
+    split, share, name = draft["dataset_test_split"], draft["test_split_size"], "test_split_size"
+    if (mixture := _mixture_name(draft)) == "dataset_mixture":
+        share, name = draft[mixture].get("test_split_size"), mixture
     if share:
-        draft.set("data.eval", int(share) if share >= 1 else share, "test_split_size")
-        draft.drop("test_split_size takes precedence", "dataset_test_split")
-    elif draft["eval_strategy"] == "no":
-        draft.drop("eval_strategy is no", "dataset_test_split", "test_split_size")
+        draft.set("data.eval", int(share) if share >= 1 else share, name, why=_DRAWN if name == mixture else "")
+        draft.drop("test_split_size takes precedence", "dataset_test_split", "test_split_size")
+    elif draft["eval_strategy"] == "no" or mixture:
+        draft.drop(
+            "there is no evaluation data" if mixture else "eval_strategy is no", "dataset_test_split", "test_split_size"
+        )
     else:
         tests = [{**_entry(one), "split": split} for one in sources]
         draft.set("data.eval", tests[0] if len(tests) == 1 else tests, "dataset_test_split")
@@ -150,27 +211,41 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
 def set_examples(draft: Draft, layout: Layout | None) -> None:
     """Set template, loss mask and encoding as TRL's trainer does. layout: None if no record could be read."""
     set_learned(draft, layout)
-    set_template(draft, draft["chat_template_path"], texts=layout in ("text", "pairs"), seen=layout is not None)
+    texts, seen = layout in ("text", "pairs"), layout is not None
+    set_template(draft, template_settings(draft), texts=texts, seen=seen, selected=bool(selected_columns(draft)))
+    if draft["dataset_kwargs"] and draft["dataset_kwargs"].get("skip_prepare_dataset"):
+        draft.refuse(
+            "dataset_kwargs", "skip_prepare_dataset: the records are tokens already", "use data.format: tokens"
+        )
+    draft.drop("TRL reads only skip_prepare_dataset", "dataset_kwargs")
     draft.set("data.encoding", "whole", why="TRL tokenizes prompt and answer in one piece, and truncates at the end")
 
 
-def set_template(draft: Draft, path: str | None, *, texts: bool, seen: bool) -> None:
+def template_settings(draft: Draft) -> list[str]:
+    """Return the given settings that name or hold a template; the first takes precedence."""
+    return [name for name in ("chat_template", "chat_template_path") if name in draft.rows and draft[name]]
+
+
+def set_template(draft: Draft, names: Sequence[str] = (), *, texts: bool, seen: bool, selected: bool = False) -> None:
     """Set data.template and BOS.
 
-    path: file of a chat template, or None.
+    names: see `template_settings`.
     texts: whether the records are known to be plain texts.
     seen: whether a record could be read.
+    selected: whether the data's settings select columns, which by-record does not know.
     """
-    if path is not None and not path.endswith(".jinja"):
-        draft.refuse("chat_template_path", "surefoot reads a .jinja file", "write the template to one")
-    elif path is not None and not texts:
-        draft.set("data.template", path, "chat_template_path", why="" if seen else _TEMPLATE)
+    name = next(iter(names), "")
+    if name == "chat_template_path" and not draft[name].endswith(".jinja"):
+        draft.refuse(name, "surefoot reads a .jinja file", "write the template to one")
+    elif name and not texts:
+        draft.set("data.template", draft[name], name, why="" if seen else _TEMPLATE)
+    elif selected:
+        draft.set("data.template", OWN, why="for conversations; TRL uses no template for texts")
     else:
         draft.set(
             "data.template", BY_RECORD, why="TRL uses texts as they are and renders conversations with a template"
         )
-    if texts and path is not None:
-        draft.drop("texts use no template", "chat_template_path")
+    draft.drop("texts use no template" if texts else f"{name} takes precedence", *names[0 if texts else 1 :])
     draft.set("bos.prepend", "tokenizer", why="in TRL the chat template and the tokenizer decide")
 
 
@@ -187,7 +262,8 @@ def set_learned(draft: Draft, layout: Layout | None) -> None:
         draft.set("data.train_on", "responses", *words, why=changed)
     elif layout in ("text", "turns"):
         draft.drop("the records have no completions", "completion_only_loss")
-        draft.set("data.train_on", BY_RECORD, "assistant_only_loss", why=_LEARNED)
+        learned = "everything" if selected_columns(draft) else BY_RECORD
+        draft.set("data.train_on", learned, "assistant_only_loss", why=_LEARNED)
     elif completions is None:
         draft.set("data.train_on", BY_RECORD, "assistant_only_loss", why=_LEARNED)
     else:

@@ -21,8 +21,9 @@ from surefoot.interop.settings import (
     number,
     refused,
     text,
+    whole,
 )
-from surefoot.interop.trl.data import set_sources, set_template
+from surefoot.interop.trl.data import HANDBOOK, selected_columns, set_sources, set_template, template_settings
 from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
 
 _SYNCED = "surefoot's reference model never changes"
@@ -45,8 +46,11 @@ _REFERENCE: tuple[Row, ...] = (
     *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
     listed("precompute_ref_batch_size", None, "affects speed only, not results"),
 )
+_TOGETHER = "prompt and answer are truncated together, to max_length: prompts lose their beginning only then"
+_HANDBOOK: tuple[Row, ...] = (*HANDBOOK, joint("max_prompt_length", None, ("data.max_length",), _TOGETHER, type=whole))
 _OLDER: tuple[Row, ...] = (
     refused("max_completion_length", None, "prompt and answer are truncated together (max_length)", _LEAVE),
+    *_HANDBOOK,
     listed("padding_value", None, "padding is masked by position"),
     refused("generate_during_eval", False, "surefoot uses samples.count for this", _LEAVE),
     refused("is_encoder_decoder", None, _ENCODER, _LEAVE, same=(False,)),
@@ -54,6 +58,7 @@ _OLDER: tuple[Row, ...] = (
 _DPO: tuple[Row, ...] = (
     *_ALL,
     _RATE,
+    *_HANDBOOK,
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
     carried("label_smoothing", 0.0, "alignment.label_smoothing"),
@@ -205,7 +210,7 @@ METHODS: Mapping[str, Method] = {
 _SFT_ONLY = {
     "chat_template_path", "dataset_text_field", "dataset_kwargs", "eos_token", "packing", "packing_strategy",
     "eval_packing", "shuffle_dataset", "completion_only_loss", "assistant_only_loss", "loss_type", "max_length",
-    "learning_rate",
+    "learning_rate", "dataset_mixture", "chat_template",
 }  # fmt: skip
 
 
@@ -220,13 +225,19 @@ def pairs_rule(name: str) -> Callable[[Draft], None]:
 
     def rule(draft: Draft) -> None:
         draft.set("stage", METHODS[name].stage)
-        words = ["chat_template_path"] if "chat_template_path" in draft.rows else []
         sources = set_sources(draft)
         if sources is None:
-            draft.drop("there is no training data", *words)
+            names = ("chat_template_path", "chat_template")
+            draft.drop("there is no training data", *(name for name in names if name in draft.rows))
             return
         record = draft.options.first(sources[0] if isinstance(sources[0], str) else sources[0]["path"])
+        selected = selected_columns(draft)
+        if record is not None and selected:
+            record = {name: value for name, value in record.items() if name in selected}
         texts = record is not None and isinstance(record.get("prompt", record.get("chosen")), str)
-        set_template(draft, draft[words[0]] if words else None, texts=texts, seen=record is not None)
+        names, seen = template_settings(draft), record is not None
+        set_template(draft, names, texts=texts, seen=seen, selected=bool(selected))
+        if "max_prompt_length" in draft.rows:
+            draft.note("max_prompt_length", "changed", _TOGETHER, "data.max_length")
 
     return rule

@@ -1,0 +1,138 @@
+"""A translated config of alignment-handbook trains on the records, ids and rates of its scripts, built on TRL."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from torch import zeros
+from torch.optim import SGD
+from transformers import AutoTokenizer, get_scheduler
+
+from equality import models
+from equality.ours import RATE, run_until_step_1
+from helpers.faults import refused_settings
+from surefoot.commands.translate import reading_options
+from surefoot.interop.registry import translate_file
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SIZES, HELD_OUT, LR, FLOOR = (10, 8), 3, 1e-3, 0.1
+
+
+def records(number: int, count: int) -> list[dict]:
+    """Conversations, with a prompt beside them that a script which selects `messages` never sees."""
+    return [
+        {
+            "prompt": "unread",
+            "messages": [
+                {"role": "user", "content": f"Say {number}, {one}."},
+                {"role": "assistant", "content": "x" * (one + 1)},
+            ],
+        }
+        for one in range(count)
+    ]
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    entries = []
+    for number, (size, weight) in enumerate(zip(SIZES, (1.0, 0.5), strict=True)):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("".join(json.dumps(one) + "\n" for one in records(number, size)))
+        entries.append({"id": str(path), "split": "train", "columns": ["messages"], "weight": weight})
+    return {
+        "model_name_or_path": str(models.build("qwen2", folder)),
+        "chat_template": TEMPLATE,
+        "dataset_mixture": {"datasets": entries, "seed": 0, "test_split_size": HELD_OUT},
+        "dataset_kwargs": {"add_special_tokens": False},
+        "torch_dtype": None,
+        "bf16": False,
+        "max_seq_length": 128,
+        "eval_strategy": "epoch",
+        "learning_rate": LR,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": FLOOR},
+        "warmup_ratio": 0.25,
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "push_to_hub": True,
+        "save_steps": 0.5,
+        "output_dir": str(tmp_path / "out"),
+    }
+
+
+def learns_all(row: dict) -> bool:
+    """A label on the first token, which nothing predicts, does not count."""
+    return row["labels"][1:] == row["ids"][1:]
+
+
+def translated(config):
+    return translate_file("sft/config.yaml", yaml.safe_dump(config), [], reading_options())
+
+
+def test_records_ids_and_rates(config):
+    found = translated(config)
+    ours = run_until_step_1(json.loads(json.dumps(found.config)), step=False)
+    # get_dataset: int(len * weight) records of each set, of which train_test_split takes HELD_OUT
+    count = SIZES[0] + int(SIZES[1] * 0.5) - HELD_OUT
+    assert len(ours.examples) == count
+    tokenizer = AutoTokenizer.from_pretrained(config["model_name_or_path"])
+    possible = [
+        tokenizer.apply_chat_template(one["messages"], chat_template=TEMPLATE, return_dict=False)
+        for number, size in enumerate(SIZES)
+        for one in records(number, size)
+    ]
+    assert all(row["ids"] in possible and learns_all(row) for row in ours.examples)
+    steps = 2 * -(-count // 2)
+    optimizer = SGD([zeros(1, requires_grad=True)], lr=LR)
+    schedule = get_scheduler("cosine_with_min_lr", optimizer, -(-steps // 4), steps, {"min_lr_rate": FLOOR})
+    theirs = []
+    for _ in range(steps):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert ours.learning_rates == pytest.approx(theirs, abs=RATE)
+    assert found.arguments == ("--push", "out")
+    assert found.config["checkpoint"]["every"] == "1 epoch"
+
+
+def test_twin_with_all_columns_the_prompt_would_count(config):
+    for entry in config["dataset_mixture"]["datasets"]:
+        del entry["columns"]
+    ours = run_until_step_1(json.loads(json.dumps(translated(config).config)), step=False)
+    assert not any(learns_all(row) for row in ours.examples)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight": 1.5},
+        {"columns": ["messages", "chat_template_kwargs"]},
+        {"split": "train[5:]"},
+        {"id": None},
+        {"share": 1},
+    ],
+)
+def test_what_a_mixture_cannot_be(config, wrong):
+    config["dataset_mixture"]["datasets"][0] |= wrong
+    text = json.dumps(config)
+    named = refused_settings(lambda: translate_file("sft/config.json", text, [], reading_options()), text=text)
+    assert set(named) == {"dataset_mixture"}
+
+
+def test_pairs_of_selected_columns_are_conversations(config):
+    turns = records(0, 1)[0]["messages"]
+    for entry in config["dataset_mixture"]["datasets"]:
+        entry["columns"] = ["chosen", "rejected"]
+        with open(entry["id"], "w") as file:
+            json.dump({"prompt": "unread", "chosen": turns, "rejected": turns}, file)
+    more = {"max_prompt_length": 64, "beta": 0.5}
+    text = yaml.safe_dump({key: value for key, value in config.items() if key != "dataset_kwargs"} | more)
+    found = translate_file("dpo/config.yaml", text, [], reading_options())
+    assert found.config["stage"] == "dpo"
+    assert {source["format"] for source in found.config["data"]["train"]} == {"preference"}
+    assert found.config["data"]["template"] == TEMPLATE
