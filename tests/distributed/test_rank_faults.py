@@ -50,7 +50,7 @@ def test_a_replica_that_differs_by_a_bit_is_noticed_at_the_next_comparison(world
     assert said.count("error:") == 1, said
     error = next(line for line in said.splitlines() if "error:" in line)
     assert "lora_A" in error
-    assert "rank 1 and rank 0 differ" in error
+    assert "rank 1 and rank 0" in error
     assert rows(output)[-1]["current_steps"] == 4
 
 
@@ -74,7 +74,8 @@ def test_a_full_disk_on_one_rank_leaves_the_older_checkpoint_and_nothing_half_wr
     assert code == 3, said
     assert said.count("error:") == 1, said
     error = next(line for line in said.splitlines() if "error:" in line)
-    assert "checkpoint-4: cannot be written: No space left on device; free some space" in error
+    assert "checkpoint-4: " in error
+    assert error.endswith("[SF-DISK-FULL]")
     assert ("rank 1: " in error) == (victim == 1)
     assert [one.step for one in list_checkpoints(output)] == [2]
     assert verify_checkpoint(output / "checkpoint-2") == []

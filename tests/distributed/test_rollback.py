@@ -97,7 +97,7 @@ def test_two_ranks_go_back_as_one_does(world, engine):
     assert [Rollback(**entry["rollback"]) for entry in story(two)] == TWICE
     assert story(two) == story(one)
     assert same(one, two)
-    assert said.count("went back from step 4 to checkpoint-2") == 2, "one rank talks"
+    assert len(re.findall(r"step 4\b.*checkpoint-2\b", said)) == 2, "one rank talks"
     assert [one.step for one in list_checkpoints(two)] == [6, 4]
     for rank in ("0", "1"):  # the models of a beginning go before those of the next come
         found = [int(count) for count in re.findall(rf"rank {rank}: (\d+) bytes in memory", said)]

@@ -80,10 +80,11 @@ def test_a_step_fails_as_the_page_has_it_and_is_run_again(place):
     (words,) = (words for words in commands("train") if "--profile" not in words)
     tries = [words for words in commands("replay") if "runs/broken" in words[1]]
     assert CliRunner().invoke(main, words).exit_code == 5
-    exact, plain = (CliRunner().invoke(main, words) for words in tries)
+    exact, plain = (CliRunner().invoke(main, [*words, "--json"]) for words in tries)
     assert (exact.exit_code, plain.exit_code) == (0, 0)
-    assert "reproduced: the same value at the same module, bit for bit" in exact.output
-    assert "fails at the same module" in plain.output
+    exact, plain = (json.loads(one.stdout) for one in (exact, plain))
+    assert [exact[key] for key in ("plain", "same", "same_bits")] == [False, True, True]
+    assert [plain[key] for key in ("plain", "same")] == [True, True]
     sound = [word for word in words if not word.startswith(("optim.lr", "output"))]  # twin
     assert CliRunner().invoke(main, [*sound, "output=runs/sound"]).exit_code == 0
     assert not list((place / "runs" / "sound").glob("failure-*"))

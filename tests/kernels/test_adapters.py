@@ -188,7 +188,7 @@ def test_an_output_that_is_changed_in_place_is_refused_and_not_used():
     one = case("dora", bias=False)
     outputs = one.fast()
     outputs[0].mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace"):  # autograd's own
         one.gradients(outputs)
 
 

@@ -223,7 +223,7 @@ def test_twin_a_package_that_scales_otherwise_is_far_off(installed):
 
 @pytest.mark.parametrize("kind", ["cannot be imported", "without the function"])
 def test_a_package_that_is_broken_fails_as_a_kernel_does(installed, kind):
-    with pytest.raises(RuntimeError, match="flash_attn_interface cannot be used"):
+    with pytest.raises(RuntimeError, match="flash_attn_interface"):
         run(installed("flash_attn_3", kind), *inputs(torch.bfloat16))
 
 

@@ -3,6 +3,7 @@
 import getpass
 import json
 import platform
+import re
 import socket
 from pathlib import Path
 
@@ -25,16 +26,16 @@ def test_presets_are_described_and_not_present():
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("h10", "did you mean h100?"),
-        ("RTX4090", "rtx4090"),
-        ("mainframe", "known: b200, h200, h100"),
-        ("mi300", "mi300x"),
+        ("h10", ["h100"]),
+        ("RTX4090", ["rtx4090"]),
+        ("mainframe", ["b200", "h200", "h100"]),  # all of them
+        ("mi300", ["mi300x"]),
     ],
 )
 def test_an_unknown_preset_suggests_the_nearest(name, fix):
     with pytest.raises(InputError) as caught:
         preset(name)
-    assert fix in caught.value.faults[0].fix
+    assert re.findall(r"\w*\d\w*", caught.value.faults[0].fix)[: len(fix)] == fix
 
 
 @pytest.mark.parametrize(("name", "gib"), [("48GiB", 48.0), ("48 GB", 48e9 / GIB), ("7.5gib", 7.5)])

@@ -1,5 +1,6 @@
 """Only a regular file of a bearable size is read, and nothing is waited for."""
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -22,8 +23,9 @@ def test_a_file_is_read_and_so_is_what_a_link_leads_to(tmp_path):
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", Path("/dev/zero")):
-        with pytest.raises(OSError, match="is not a regular file"):
+        with pytest.raises(OSError, match="regular") as caught:
             read_bytes(path)
+        assert caught.value.errno == errno.EINVAL
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -32,7 +34,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
 
 def test_a_file_of_holes_is_refused_unread(tmp_path):
     os.truncate(os.open(tmp_path / "large", os.O_CREAT | os.O_WRONLY), MOST + 1)
-    with pytest.raises(OSError, match="is larger than 512 MiB"):
+    with pytest.raises(OSError, match="512"):
         read_bytes(tmp_path / "large")
 
 
