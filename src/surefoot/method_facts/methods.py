@@ -37,12 +37,17 @@ FORMATS: Mapping[str, Records] = MappingProxyType(
         "commonsense": "answers",
         "preference": "pairs",
         "judged": "judged",
+        "token-pairs": "pairs",
+        "token-judged": "judged",
         "prompts": "prompts",
     }
 )
 """Values of data.format with the record kind of each. `surefoot.data.formats.registry` reads them."""
 
-WITHOUT_TURNS = ("tokens", "text")
+OF_TOKENS = ("tokens", "token-pairs", "token-judged")
+"""Formats whose records are token ids."""
+
+WITHOUT_TURNS = (*OF_TOKENS, "text")
 """Formats whose records no template formats."""
 
 

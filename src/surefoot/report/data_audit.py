@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.method_facts.methods import COUNTED
+from surefoot.method_facts.methods import COUNTED, OF_TOKENS
 from surefoot.report.thumbnails import MOST, to_json
 from surefoot.system.messages import first_few
 
@@ -59,7 +59,7 @@ def record_facts(audit: AuditJson) -> dict[str, str]:
         parts.append(f"{continued:,} of them continue a text longer than one example")
     if audit.get("part"):
         parts.append(audit["part"])
-    template = "" if audit["format"] == "tokens" else f", template {audit['template']}"
+    template = "" if audit["format"] in OF_TOKENS else f", template {audit['template']}"
     parts += [f"{audit['dropped']:,} dropped", f"{audit['truncated']:,} cut to length"]
     return {
         "format": f"{audit['format']} ({audit['format_reason']})" + template,

@@ -19,7 +19,7 @@ from surefoot.data.sources.resolve import SourceSpec
 from surefoot.models.load import load_tokenizer
 
 
-def prepared(folder, rows, **changes):
+def prepared(folder, rows, format="auto", **changes):
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = load_tokenizer(tiny_llama(folder / "model"))
@@ -37,7 +37,7 @@ def prepared(folder, rows, **changes):
         "cache": folder / "cache",
         **changes,
     }
-    return prepare_data([SourceSpec(str(path))], None, **settings)
+    return prepare_data([SourceSpec(str(path), format=format)], None, **settings)
 
 
 @pytest.mark.parametrize(
@@ -100,3 +100,55 @@ def test_twin_a_text_without_bos_is_refused_where_it_is_not_given_as_ids(tmp_pat
 def test_an_id_that_the_tokenizer_lacks_is_named(tmp_path):
     with raises_fault("SF-DATA-ROW", f"{tmp_path / 'rows.jsonl'}:2", 99999):
         prepared(tmp_path, [{"input_ids": [5, 6]}, {"input_ids": [5, 99999]}])
+
+
+PAIR = {
+    "chosen": {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]},
+    "rejected": {"input_ids": [5, 8], "labels": [-100, 8]},
+}
+JUDGED = {"input_ids": [5, 6, 7], "labels": [-100, -100, 7], "label": False}
+
+
+@pytest.mark.parametrize("asked", ["auto", "token-pairs"])
+def test_pairs_are_two_records_of_token_ids(tmp_path, asked):
+    found = prepared(tmp_path, [PAIR], kind="pairs", format=asked)
+    assert [one.ids.tolist() for one in found.train] == [[5, 6, 7], [5, 8]]
+    assert [one.supervised.tolist() for one in found.train] == [[False, True, True], [False, True]]
+    assert found.train.good().tolist() == [True, False]
+    assert found.audit.source.layout == "token-pairs"
+
+
+def test_a_pair_that_loses_an_answer_is_left_out_whole(tmp_path):
+    long = {"input_ids": list(range(5, 25)), "labels": [*[-100] * 18, 23, 24]}
+    found = prepared(tmp_path, [{**PAIR, "rejected": long}, PAIR], kind="pairs")
+    assert [one.ids.tolist() for one in found.train] == [[5, 6, 7], [5, 8]]
+    kept = prepared(tmp_path, [{**PAIR, "rejected": long}, PAIR], kind="pairs", max_length=20)  # twin
+    assert len(kept.train) == 4
+
+
+def test_of_pairs_supervised_training_learns_the_better_one(tmp_path):
+    found = prepared(tmp_path, [PAIR], format="token-pairs")
+    assert [one.ids.tolist() for one in found.train] == [[5, 6, 7]]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_judged_answer_is_a_record_of_token_ids_with_a_label(tmp_path, good):
+    found = prepared(tmp_path, [{**JUDGED, "label": good}], kind="judged")
+    assert found.train[0].supervised.tolist() == [False, False, True]
+    assert found.train.good().tolist() == [good]
+    assert found.audit.source.layout == "token-judged"
+
+
+@pytest.mark.parametrize(
+    ("kind", "second"),
+    [
+        ("pairs", {**PAIR, "rejected": {"input_ids": [5, 8], "labels": [-100, -100]}}),
+        ("pairs", {**PAIR, "rejected": "a text"}),
+        ("pairs", {"prompt": "a", "chosen": "b", "rejected": "c"}),
+        ("judged", {**JUDGED, "label": "yes"}),
+        ("judged", {"prompt": "a", "completion": "b", "label": True}),
+    ],
+)
+def test_one_that_cannot_be_meant_is_named(tmp_path, kind, second):
+    with raises_fault("SF-DATA-ROW", f"{tmp_path / 'rows.jsonl'}:2"):
+        prepared(tmp_path, [PAIR if kind == "pairs" else JUDGED, second], kind=kind)

@@ -2,6 +2,7 @@
 
     preference  `chosen` and `rejected`: texts, turn objects (LLaMA-Factory's sharegpt ranking), or lists of turns (TRL)
     judged      an answer with `label` (TRL's KTO format) or `kto_tag` (LLaMA-Factory): true or false
+    token-pairs, token-judged    the same as token ids: records of the `tokens` format in place of the answers
     prompts     prompts for a policy: any record that has a prompt, without its last answer
 
 The prompt is in `prompt`, `conversations`, `messages` or `instruction`. If both dialogues are given in full instead,
@@ -35,7 +36,7 @@ from surefoot.data.formats.conversation import (
     text,
 )
 from surefoot.data.formats.rows import RowFault
-from surefoot.data.formats.supervised import read_instruction, read_message, read_sharegpt_turn
+from surefoot.data.formats.supervised import TOKENS, read_instruction, read_message, read_sharegpt_turn, read_tokens
 from surefoot.data.sources.records import kind_of
 
 OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields of the prompt; the first present one is read
@@ -134,6 +135,26 @@ def read_ranked(record: Mapping[str, Any]) -> Ranked:
     return Ranked(tuple(prompt), tuple(better), tuple(worse), read_tools(record))
 
 
+def is_token_pair(record: Mapping[str, Any]) -> bool:
+    return isinstance(record.get("chosen"), dict) and TOKENS in record["chosen"]
+
+
+def read_token_pair(record: Mapping[str, Any]) -> tuple[Conversation, Conversation]:
+    """Read a pair of token ids: in `chosen` and `rejected` a record of the `tokens` format, whose labels mark the
+    answer."""
+    better, worse = (_answer_tokens(record, name) for name in PAIR)
+    return replace(better, good=True), replace(worse, good=False)
+
+
+def _answer_tokens(record: Mapping[str, Any], name: str) -> Conversation:
+    if not isinstance(field(record, name), dict):
+        raise RowFault(f"has {kind_of(record[name])} in {name!r}, where a record of token ids is required")
+    try:
+        return read_tokens(record[name])
+    except RowFault as fault:
+        raise RowFault(f"{name!r} {fault.what}", fault.fix) from None
+
+
 def form_of(record: Mapping[str, Any]) -> str:
     """Describe how a preference record is written, for the audit."""
     chosen = record.get("chosen")
@@ -186,12 +207,7 @@ def mark_field(record: Mapping[str, Any]) -> str | None:
 
 def read_judged(record: Mapping[str, Any]) -> Conversation:
     """Read a judged answer: only the completion is learned, or the last answer if there is no completion."""
-    mark = mark_field(record)
-    if mark is None:
-        raise RowFault(f"has no {listed(MARKS)} (it has {listed(record)})", "mark every answer with true or false")
-    good = record[mark]
-    if good not in (0, 1) or not isinstance(good, bool | int):
-        raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false is required")
+    good = _judgement(record)
     prompt, answer = read_opening(record), _judged_answer(record)
     if answer is None:
         if prompt[-1].role != "assistant":
@@ -201,7 +217,22 @@ def read_judged(record: Mapping[str, Any]) -> Conversation:
         raise RowFault(f"turn 1 of the answer is {answer[0].role}, but assistant was expected")
     check_order([*prompt, *answer])
     turns = (*(replace(turn, learned=False) for turn in prompt), *(replace(turn, learned=True) for turn in answer))
-    return Conversation(turns, tools=read_tools(record), good=bool(good))
+    return Conversation(turns, tools=read_tools(record), good=good)
+
+
+def read_judged_tokens(record: Mapping[str, Any]) -> Conversation:
+    """Read a judged answer as token ids: a record of the `tokens` format whose labels mark the answer, with `label`."""
+    return replace(read_tokens(record), good=_judgement(record))
+
+
+def _judgement(record: Mapping[str, Any]) -> bool:
+    mark = mark_field(record)
+    if mark is None:
+        raise RowFault(f"has no {listed(MARKS)} (it has {listed(record)})", "mark every answer with true or false")
+    good = record[mark]
+    if good not in (0, 1) or not isinstance(good, bool | int):
+        raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false is required")
+    return bool(good)
 
 
 def judged_form(record: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ from surefoot.data.formats.registry import Record, read_text
 from surefoot.data.formats.supervised import read_messages
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
 from surefoot.data.sources.tables import as_files
-from surefoot.method_facts.methods import methods_for
+from surefoot.method_facts.methods import FORMATS, methods_for
 from surefoot.system.errors import Fault, InputError
 
 CUSTOM = "custom"
@@ -162,7 +162,7 @@ class Reading:
     @property
     def _better_alone(self) -> bool:
         """Whether the better answers of pairs are learned as plain answers, which the user must request."""
-        return self.layout == "preference" and self._kind == "answers"
+        return FORMATS.get(self.layout) == "pairs" and self._kind == "answers"
 
     def _used_rows(self) -> Iterator[Row]:
         """Yield the rows up to the limit. Those beyond it are read as well, to check that the file is intact."""

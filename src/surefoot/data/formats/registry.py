@@ -24,17 +24,22 @@ from surefoot.data.formats.preference import (
     OPENINGS,
     PAIR,
     form_of,
+    is_token_pair,
     judged_form,
     mark_field,
     opening_field,
     prompt_form,
     read_judged,
+    read_judged_tokens,
     read_preference,
     read_prompt,
+    read_token_pair,
 )
 from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import (
     THOUGHTS,
+    TOKEN_FIELDS,
+    TOKENS,
     read_alpaca,
     read_commonsense,
     read_messages,
@@ -102,9 +107,7 @@ _ALPACA = ("input", "system", "history", "images")
 LAYOUTS: Mapping[str, Layout] = joined(
     FORMATS,
     {
-        "tokens": Layout(
-            read_tokens, ("input_ids",), ("labels", "attention_mask", "completion_mask", "assistant_masks")
-        ),
+        "tokens": Layout(read_tokens, (TOKENS,), TOKEN_FIELDS),
         "messages": Layout(
             read_messages,
             ("messages",),
@@ -125,6 +128,8 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "text": Layout(read_text, ("text",)),
         "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES, "images"), form=form_of),
         "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
+        "token-pairs": Layout(read_token_pair, PAIR),
+        "token-judged": Layout(read_judged_tokens, (TOKENS,), (*MARKS, *TOKEN_FIELDS)),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },
     ("method_facts.methods.FORMATS", "data.formats.registry.LAYOUTS"),
@@ -292,6 +297,10 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
     """Return the layout for a stage that learns from pairs, judged answers or prompts. Raises InputError for a record
     of another kind; the message names the stage for it."""
     layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
+    if kind == "pairs" and is_token_pair(row.value):
+        layout = "token-pairs"
+    elif kind == "judged" and TOKENS in row.value:
+        layout = "token-judged"
     if requested not in ("auto", layout) and (kind != "prompts" or requested == "text"):
         what = f"is {requested}, but this stage reads {layout}"
         raise InputError(

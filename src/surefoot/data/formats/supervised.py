@@ -226,6 +226,8 @@ def _history(record: Mapping[str, Any]) -> list[Turn]:
 
 
 _NO_LABEL = -100  # transformers' mark for a token that is not learned
+TOKENS = "input_ids"  # field of a record of token ids
+TOKEN_FIELDS = ("labels", "attention_mask", "completion_mask", "assistant_masks")  # beside it
 _MASKS = ("completion_mask", "assistant_masks")  # TRL's marks of learned tokens
 
 
@@ -233,7 +235,7 @@ def read_tokens(record: Mapping[str, Any]) -> Conversation:
     """Read {"input_ids"} with the optional fields of transformers' Trainer: "labels" (-100: not learned),
     "attention_mask" (0: padding, which is dropped), and TRL's "completion_mask" and "assistant_masks". Without labels
     and masks every token is learned."""
-    ids = _numbers(record, "input_ids")
+    ids = _numbers(record, TOKENS)
     columns = {
         name: _numbers(record, name) for name in ("labels", "attention_mask", *_MASKS) if record.get(name) is not None
     }

@@ -24,7 +24,7 @@ import numpy as np
 
 from surefoot.data.formats import Conversation, RowFault, each_row
 from surefoot.data.formats.conversation import Picture
-from surefoot.data.sources.records import Kind
+from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs, token_spans
 from surefoot.data.tokenize.sight import Sight
 from surefoot.data.tokenize.truncate import Truncation, choose_tokens
@@ -133,7 +133,10 @@ def encode(
     name: the file, for InputErrors.
     """
     if any(one.tokens for one in conversations):
-        yield from each_row(conversations, lambda one: _given(one, how, template.stop_ids), name)
+        found = each_row(conversations, lambda one: _given(one, how, template.stop_ids), name)
+        size = rows_per_item(how.kind)
+        for item in zip(*[iter(found)] * size, strict=True):
+            yield from item if all(one.usable for one in item) else map(_nothing_learned, item)
         return
     if how.kind == "answers" and how.encoding == "whole":
         for start in range(0, len(conversations), _CHUNK):
@@ -151,7 +154,8 @@ def encode(
 
 def _given(conversation: Conversation, how: EncodeSettings, stop_ids: Sequence[int]) -> Encoded:
     """Return the example of a record of token ids, truncated at its end."""
-    assert conversation.tokens is not None
+    if conversation.tokens is None:
+        raise RowFault("has texts, but other records have token ids", "put them into another file")
     ids = np.array(conversation.tokens.ids, dtype=np.int64)
     if ids.min() < 0 or ids.max() >= how.encoder.size:
         number = next(number for number in conversation.tokens.ids if not 0 <= number < how.encoder.size)
@@ -159,7 +163,14 @@ def _given(conversation: Conversation, how: EncodeSettings, stop_ids: Sequence[i
         raise RowFault(what, "tokenise the data with the tokenizer of this model")
     learned = np.array(conversation.tokens.learned, dtype=bool)
     learned[0] = False  # nothing predicts the first token
-    whole = Encoded(ids.astype(np.uint32), learned, conversation.number, conversation.line, given=True)
+    whole = Encoded(
+        ids.astype(np.uint32),
+        learned,
+        conversation.number,
+        conversation.line,
+        good=bool(conversation.good),
+        given=True,
+    )
     return whole if len(ids) <= how.max_length else _without_end(whole, how.max_length, stop_ids)
 
 
