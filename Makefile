@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu gpu-report clean
+.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness takeover qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -90,6 +90,12 @@ qat: $(QAT)/.installed  ## the tests of quantisation-aware training, with torcha
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
 	$(BIN)/pytest tests/evaluate/harness/test_harness.py
+
+# Without dependencies: the environment's torch, transformers and peft are what is compared with.
+takeover: $(SETUP)  ## TRL's trainers, taken over: installs TRL 1.16 and datasets into build/trl first (100 MB)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/trl \
+		trl==1.16.0 datasets multiprocess dill xxhash aiohttp pandas
+	PYTHONPATH=build/trl $(BIN)/pytest tests/interop/takeover
 
 conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table

@@ -128,7 +128,7 @@ def test_what_llamafactory_asks_for_in_vain():
     [
         ("dpo", "dpo", "alignment", None),
         ("dpo --beta 0.3 --label_smoothing 0.1 --precompute_ref_log_probs", "dpo", "alignment",
-         {"beta": 0.3, "label_smoothing": 0.1, "reference": "cached"}),
+         {"beta": 0.3, "reference": "cached"}),
         ("dpo --loss_type sigmoid sft --loss_weights 1.0 0.2", "dpo", "alignment",
          {"loss": "sigmoid", "sft": 0.2}),
         ("dpo --loss_type ipo", "dpo", "alignment", {"loss": "ipo"}),

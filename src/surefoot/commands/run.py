@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,7 +44,7 @@ QUANTISED_BOUND = 1e-2
 """The same over a quantised base, whose products the script computes in 16 bits."""
 
 LossOf = Callable[[Sequence[int]], Mapping[str, float]]
-_COMPARED = 4  # rows
+_COMPARED = 4  # examples
 
 
 @click.command(cls=WordsCommand)
@@ -171,21 +171,25 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
 
 
 def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:
-    """Return (row numbers, loss, gradient norm) of some rows of the first step, in plain fp32 without dropout."""
+    """Return (row numbers, loss, gradient norm) of a first step of a few examples, in plain fp32 without dropout."""
     from surefoot.commands.doctor.parity import plainest
     from surefoot.config.schema import QUANTISED
     from surefoot.models.modes import without_randomness
+    from surefoot.planning.reference import CACHED
     from surefoot.report.library_messages import captured_libraries
     from surefoot.report.observer import silent_console
     from surefoot.runs.parity.passes import loss_and_norm
     from surefoot.runs.trial import ready
 
-    alone = config.model_copy(update={"parallel": type(config.parallel)()})
-    twin = plainest(alone)
+    few = config.batch.model_copy(update={"size": min(_COMPARED, config.batch.size)})
+    changes: dict[str, Any] = {"parallel": type(config.parallel)(), "batch": few}
+    if config.method.reference and config.alignment.reference == CACHED:  # of the whole data set, and in fp32
+        changes["alignment"] = config.alignment.model_copy(update={"reference": "auto"})
+    twin = plainest(config.model_copy(update=changes))
     if config.precision.base in QUANTISED:
         twin = twin.model_copy(update={"precision": twin.precision.model_copy(update={"base": config.precision.base})})
     with silent_console() as silence, captured_libraries(silence), ready(twin, 1) as one:
-        batches = one.batches(1)[:_COMPARED]
+        batches = one.run.task.batches(1)
         with without_randomness(one.loaded.engine.model):
             loss, norm = loss_and_norm(one.loaded, one.run.task, batches, 1)
     return [int(row) for batch in batches for row in batch.examples], loss, norm

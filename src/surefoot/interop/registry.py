@@ -68,9 +68,12 @@ def own_script(words: Sequence[str], options: Options) -> Command | None:
     if _tool_of_its_file(command, options) is not None:
         return None
     tool = next((tool for tool in tools() if tool.claims_command(command)), None)
-    if tool is not SCRIPT and command.arguments:
-        return None  # a tool's script of that name; those need arguments
-    return command if find_script(command, options) else None
+    if find_script(command, options) is None:
+        return None
+    # A tool's script of that name: those need arguments, and TRL's own read them with its TrlParser.
+    if tool is not SCRIPT and command.arguments and (tool is not TRL or "TrlParser" in options.read(command.program)):
+        return None
+    return command
 
 
 def command_help(words: Sequence[str], options: Options) -> tuple[str, list[tuple[str, str]]] | None:

@@ -24,6 +24,7 @@ from helpers.faults import raises_fault, refused_settings
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.run import prove
 from surefoot.interop.launch import Command, Options, python_words
+from surefoot.interop.registry import own_script
 from surefoot.interop.takeover.in_script.handover import HandOver
 from surefoot.interop.takeover.session import Taken
 from surefoot.interop.takeover.settings import check_taken, translation_of
@@ -377,6 +378,22 @@ def test_an_interrupted_hand_over_is_written_anew(build, tmp_path):
 )
 def test_the_python_is_the_one_that_the_command_names(words, python):
     assert python_words(words.split()) == python
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "own"),
+    [
+        ("train_mine.py", "Trainer().train()", True),
+        ("dpo.py", "DPOTrainer().train()", True),
+        ("dpo.py", "TrlParser()\nDPOTrainer().train()", False),  # TRL's own, which is translated
+        ("dpo.py", "print()", False),
+    ],
+)
+def test_a_script_of_ones_own_is_run_under_the_name_of_a_tools_as_well(tmp_path, monkeypatch, name, text, own):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    options = Options(read=lambda path: Path(path).read_text())
+    assert (own_script(["python", name, "--beta", "0.1"], options) is not None) is own
 
 
 def test_a_launcher_runs_the_python_beside_it_and_no_other(tmp_path, monkeypatch):

@@ -15,7 +15,9 @@ from surefoot.interop.script.rules import set_stopping
 from surefoot.interop.settings import by_name
 from surefoot.interop.takeover.session import RUN, Taken
 from surefoot.interop.translation import Note, Translation
+from surefoot.interop.trl.methods import METHODS, rows_of
 from surefoot.interop.words import Word
+from surefoot.method_facts.methods import METHODS as METHOD_FACTS
 from surefoot.system.errors import InputError
 
 TOOL = "Trainer"
@@ -27,6 +29,10 @@ _APPLIED = (
 )
 """Arguments that the script has applied: to its rows, its model and its tokenizer."""
 
+_METHODS = {"DPOTrainer": "dpo", "RewardTrainer": "reward", "KTOTrainer": "kto"}
+"""TRL's trainers besides SFTTrainer -> TRL's command."""
+
+_LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged"}
 _SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
@@ -43,8 +49,10 @@ def check_taken(taken: Taken, script: str, dropped: Collection[str]) -> None:
 def translation_of(taken: Taken, command: Command, options: Options) -> Translation:
     """Return the config that trains what the script built. Raises InputError for settings that are not supported."""
     record = taken.record
-    is_trl = record["trainer"] == "SFTTrainer"
-    own = by_name(*trl.ROWS.values(), *ROWS, *(() if is_trl else PLAIN_TRAINER))
+    method = _METHODS.get(record["trainer"])
+    own = by_name(*trl.ROWS.values(), *ROWS, *(() if record["trainer"] == "SFTTrainer" else PLAIN_TRAINER))
+    if method is not None:
+        own = by_name(*rows_of(method, trl.OWN_ROWS).values(), *ROWS)
     rules = (
         _data_rule(taken),
         trl.set_adapter,
@@ -53,6 +61,7 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
         trainer.set_checkpointing,
         trainer.set_do_train,
         *trainer.RULES,
+        *(() if method is None else (METHODS[method].rule, _reference_rule(taken))),
     )
     alone = command.processes == 1 and record["devices"] > 1  # torch's DataParallel multiplies the batch
     facts = {**command.facts, **({"processes": record["devices"]} if alone else {})}
@@ -67,7 +76,8 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
     found = draft.finish("train")
     gone = [Note(one["name"], "listed", (), "given up by --drop", "") for one in record["refused"]]
     if not record["whole_step_mean"] and record["arguments"]["gradient_accumulation_steps"] > 1:
-        why = "each micro-batch is averaged on its own there; here all tokens of a step weigh the same"
+        unit = "tokens" if method is None else "examples"
+        why = f"each micro-batch is averaged on its own there; here all {unit} of a step weigh the same"
         gone.append(Note("gradient_accumulation_steps", "changed", ("batch.size",), why, ""))
     noted = [Note(one["name"], "changed", (), one["what"], "") for one in record["noted"]]
     return Translation(**{**vars(found), "notes": (*found.notes, *gone, *noted)})
@@ -126,13 +136,27 @@ def _of_adapter(record: Mapping[str, Any]) -> Iterator[Word]:
 def _data_rule(taken: Taken) -> Any:
     def rule(draft: Draft) -> None:
         record = taken.record
-        draft.set("stage", "sft")
+        method = _METHODS.get(record["trainer"])
+        stage = "sft" if method is None else METHODS[method].stage
+        layout = _LAYOUTS[METHOD_FACTS[stage].records]
+        draft.set("stage", stage)
         draft.set("model.path", str(taken.folder / "model"))
-        draft.set("data.train", {"path": str(taken.folder / "train.jsonl"), "format": "tokens"})
+        draft.set("data.train", {"path": str(taken.folder / "train.jsonl"), "format": layout})
         if record.get("eval_rows"):
-            draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": "tokens"})
+            draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": layout})
         draft.set("data.max_length", max(8, record["longest"]))
-        draft.set("data.train_on", "everything", why="the rows have their own labels")
+        if method is None:
+            draft.set("data.train_on", "everything", why="the rows have their own labels")
+        if method == "reward":
+            draft.set("reward.init", str(taken.folder / "model"))
         set_stopping(draft)
+
+    return rule
+
+
+def _reference_rule(taken: Taken) -> Any:
+    def rule(draft: Draft) -> None:
+        if name := taken.record.get("reference"):
+            draft.set("alignment.reference", str(taken.folder / name), why="the script's reference model")
 
     return rule

@@ -61,7 +61,7 @@ _DPO: tuple[Row, ...] = (
     *_HANDBOOK,
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
-    carried("label_smoothing", 0.0, "alignment.label_smoothing"),
+    listed("label_smoothing", 0.0, "TRL does not apply it to sigmoid, ipo and hinge"),
     joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft"),
     joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1"),
     joint("precompute_ref_log_probs", False, ("alignment.reference",)),

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from .files import replace
-from .rows import NO_LABEL, Collate, Written, collated, is_random, write_rows
-from .weights import base_state, is_same, link_weights, restore_quantisation, source_of
+from .rows import NO_LABEL, Collate, Written, collated, is_random, judged_of, pair_of, row_of, scored_pair, write_rows
+from .weights import head_of, scores, source_of, write_adapter, write_base, write_head, write_reference
 
-TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
-"""Trainers whose loss is the cross entropy of marked tokens."""
+TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer")
+_READ = {"DPOTrainer": pair_of, "KTOTrainer": judged_of}  # the others have rows with labels
+_SCORING = "RewardTrainer"
 
 RECORD, MARK = "handover.json", ".surefoot"
 _LIBRARIES = ("transformers", "trl", "peft")
@@ -94,6 +96,9 @@ class HandOver:
         for name in _UNUSED:
             if getattr(trainer, name, None) is not None:
                 self._note(name, "evaluations report the loss only")
+        if getattr(trainer.args, "center_rewards_coefficient", None) is not None:
+            what = "surefoot's scores have a bias, which would train with it"
+            self._refuse("center_rewards_coefficient", what, "leave it out")
         for callback in trainer.callback_handler.callbacks:
             self._look_at_callback(callback)
 
@@ -139,7 +144,10 @@ class HandOver:
         return facts
 
     def _write_rows(self, name: str, rows: Any, collate: Collate) -> Written:
-        written = write_rows(self._folder / f"{name}.jsonl", rows, collate)
+        read = _READ.get(self._known.__name__, row_of)
+        if self._known.__name__ == _SCORING:
+            read = scored_pair(self._trainer.model.config.get_text_config().pad_token_id)
+        written = write_rows(self._folder / f"{name}.jsonl", rows, collate, read)
         if written.fault:
             self._refuse(f"{name}_dataset", written.fault)
         if written.empty:
@@ -156,28 +164,28 @@ class HandOver:
         if quantised is not None:
             facts["quantised"] = quantised if isinstance(quantised, dict) else quantised.to_dict()
         self._look_at_parameters(model, bool(adapter))
-        folder.mkdir(exist_ok=True)
-        source = source_of(base)
-        same = source is not None and is_same(base_state(base), source, rounded=quantised is not None)
-        if same and source is not None:
-            link_weights(source, folder)
-            base.config.save_pretrained(folder)
-            restore_quantisation(folder / "config.json", source / "config.json")
-        elif quantised is not None:
-            self._refuse("model", "has a quantised base whose other weights are not those of its files")
+        if adapter and not adapter.keys() <= {"default", "ref"}:
+            self._refuse("adapter", f"the model has the adapters {', '.join(adapter)}", "use one, called default")
             return facts
-        else:
-            base.save_pretrained(folder, state_dict=base_state(base))
-        if getattr(base, "generation_config", None) is not None:
-            base.generation_config.save_pretrained(folder)
-        self._write_tokenizer(folder, source)
+        facts["saved"], fault = write_base(base, folder)
+        if fault:
+            self._refuse("model", fault)
+            return facts
+        self._write_tokenizer(folder, source_of(base))
+        if self._known.__name__ == _SCORING:
+            write_head(base, folder)
         if adapter:
-            if list(adapter) != ["default"]:
-                self._refuse("adapter", f"the model has the adapters {', '.join(adapter)}", "use one, called default")
-                return facts
-            model.save_pretrained(self._folder / "adapter")
-            facts["adapter"] = json.loads((self._folder / "adapter/adapter_config.json").read_text())
+            facts["adapter"] = write_adapter(model, self._folder / "adapter")
             facts["adapted"] = _adapted(base, facts["adapter"]["target_modules"])
+        if hasattr(trainer, "ref_model"):
+            facts["reference"], fault = write_reference(model, trainer.ref_model, self._folder)
+            if fault:
+                self._refuse("ref_model", fault)
+            elif facts["reference"] == "reference":
+                self._write_tokenizer(self._folder / "reference", None)
+                if self._known.__name__ == "KTOTrainer":
+                    what = "is another model than the trained one: its KL term pairs other prompts than here"
+                    self._refuse("ref_model", what)
         return facts
 
     def _look_at_parameters(self, model: Any, adapted: bool) -> None:
@@ -190,6 +198,9 @@ class HandOver:
             ]
             if odd:
                 self._refuse("requires_grad", f"{len(odd)} weights train beside the adapter, first {odd[0]}")
+            base = model.get_base_model()
+            if scores(base) and not head_of(base).weight.requires_grad:
+                self._refuse("requires_grad", "the head for scores is frozen", 'set modules_to_save=["score"]')
         elif frozen:
             what = f"{len(frozen)} weights are frozen by the script, first {frozen[0]}"
             self._refuse("requires_grad", what, "surefoot trains all weights, or an adapter")
@@ -216,18 +227,25 @@ class HandOver:
 
         trainer, model = self._trainer, self._trainer.model
         kind = self._known if "compute_loss" in dropped else type(trainer)
-        with _plain(model), _alone(trainer, "compute_loss_func" in dropped), torch.enable_grad():
+        models = [one for one in (model, getattr(trainer, "ref_model", None)) if one is not None]
+        with ExitStack() as stack, torch.enable_grad():
+            for one in models:
+                stack.enter_context(_plain(one))
+            stack.enter_context(_alone(trainer, "compute_loss_func" in dropped))
             batch = collated(self._rows, self._collate, list(places))
             device = next(model.parameters()).device
             batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
             batch, more = _with_count(trainer, batch, device)
+            if "ref_chosen_logps" in batch:  # computed in the script's own dtype
+                found = trainer.compute_ref_log_probs(models[-1], batch)
+                batch["ref_chosen_logps"], batch["ref_rejected_logps"] = found
             model.zero_grad()
             loss = kind.compute_loss(trainer, model, batch, **more)
             loss.backward()
             squares = [float(one.grad.double().square().sum()) for one in model.parameters() if one.grad is not None]
         # Transformers before 5 count the first token of each row as well, which nothing predicts.
-        learned = int((batch["labels"][..., 1:] != NO_LABEL).sum())
-        counted = int(more.get("num_items_in_batch") or learned) / learned
+        learned = int((batch["labels"][..., 1:] != NO_LABEL).sum()) if "labels" in batch else 0
+        counted = int(more.get("num_items_in_batch") or learned) / learned if learned else 1.0
         return {"loss": float(loss.detach()) * counted, "norm": math.sqrt(sum(squares)) * counted, "counted": counted}
 
 
@@ -258,6 +276,7 @@ def _plain(model: Any) -> Iterator[None]:
 def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
     """Let the trainer compute as on one device, and without its own loss function if that was given up."""
     devices, function = trainer.args.n_gpu, getattr(trainer, "compute_loss_func", None)
+    logged = copy.deepcopy(getattr(trainer, "_metrics", None))  # TRL adds to it in compute_loss
     trainer.args._n_gpu = min(1, devices)
     if without_function:
         trainer.compute_loss_func = None
@@ -265,6 +284,8 @@ def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
         yield
     finally:
         trainer.args._n_gpu, trainer.compute_loss_func = devices, function
+        if logged is not None:
+            trainer._metrics = logged
 
 
 def _counts(trainer: Any) -> bool:

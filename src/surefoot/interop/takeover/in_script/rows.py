@@ -13,7 +13,12 @@ from .files import replacing
 
 NO_LABEL = -100
 _TRIED = 8  # rows that are collated twice
+PAIR = ("chosen", "rejected")
 Collate = Callable[[list[Any]], Mapping[str, Any]]
+Found = tuple[dict[str, Any], str]
+"""A record for surefoot, and what is wrong with it, "" for nothing."""
+Read = Callable[[Mapping[str, Any]], Found]
+"""From the batch of one example, as lists, to its record."""
 
 
 class Written:
@@ -36,20 +41,21 @@ def collated(rows: Any, collate: Collate, places: list[int]) -> Mapping[str, Any
     return collate([copy.deepcopy(rows[place]) for place in places])
 
 
-def write_rows(path: Path, rows: Any, collate: Collate) -> Written:
+def write_rows(path: Path, rows: Any, collate: Collate, read: Read) -> Written:
     """Write each row, collated alone and without its padding."""
     written = Written()
     with replacing(path) as file:
         for place in range(len(rows)):
-            row, fault = row_of(_as_lists(collated(rows, collate, [place])))
+            row, fault = read(_as_lists(collated(rows, collate, [place])))
             if fault:
                 written.fault = f"row {place + 1} {fault}"
                 break
-            if not any(label != NO_LABEL for label in row["labels"][1:]):
+            sides = [row[name] for name in PAIR] if PAIR[0] in row else [row]
+            if not all(any(label != NO_LABEL for label in side["labels"][1:]) for side in sides):
                 written.empty += 1
                 continue
             written.places.append(place)
-            written.longest = max(written.longest, len(row["input_ids"]))
+            written.longest = max(written.longest, *(len(side["input_ids"]) for side in sides))
             file.write(json.dumps(row) + "\n")
     return written
 
@@ -69,32 +75,93 @@ def is_random(rows: Any, collate: Collate) -> bool:
     return False
 
 
-def row_of(batch: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the row of a batch of one, and what is wrong with it."""
-    ids, labels = batch.get("input_ids"), batch.get("labels")
-    if not isinstance(ids, list) or len(ids) != 1 or not isinstance(labels, list):
+def row_of(batch: Mapping[str, Any]) -> Found:
+    """Return the row of a batch of one, as the format tokens."""
+    if not isinstance(batch.get("labels"), list):
         return {}, "the collator returns no input_ids and labels of one row"
-    ids, labels = ids[0], labels[0]
-    if len(labels) != len(ids):
-        return {}, f"has {len(ids)} tokens and {len(labels)} labels"
+    return _row(batch, 0, 1, ("labels",))
+
+
+def pair_of(batch: Mapping[str, Any]) -> Found:
+    """Return the pair of a batch of one: the better row, then the worse one, as the format token-pairs."""
+    if not isinstance(batch.get("completion_mask"), list):
+        return {}, "the collator returns no input_ids and completion_mask of two answers"
+    return _two(batch, ("completion_mask", "ref_chosen_logps", "ref_rejected_logps"))
+
+
+def scored_pair(pad: int | None) -> Read:
+    """Read pairs whose scores are those of their last token other than PAD, as transformers' classifiers compute them.
+
+    pad: id of PAD, which may also be the last token of an answer.
+    """
+
+    def read(batch: Mapping[str, Any]) -> Found:
+        if batch.get("margin") is not None:
+            return {}, "has a margin, which surefoot's loss does not have"
+        pair, fault = _two(batch, ())
+        for side in pair.values():
+            while len(side["input_ids"]) > 1 and side["input_ids"][-1] == pad:
+                side["input_ids"].pop()
+                side["labels"].pop()
+        return pair, fault
+
+    return read
+
+
+def judged_of(batch: Mapping[str, Any]) -> Found:
+    """Return the judged answer of a batch of one, as the format token-judged."""
+    if not isinstance(batch.get("completion_mask"), list) or not isinstance(batch.get("label"), list):
+        return {}, "the collator returns no input_ids, completion_mask and label of one answer"
+    others = tuple(name for name in batch if name.startswith(("KL_", "ref_")))  # computed anew, from the whole step
+    row, fault = _row(batch, 0, 1, ("completion_mask", "label", *others))
+    return {**row, "label": bool(batch["label"][0])}, fault
+
+
+def _two(batch: Mapping[str, Any], known: tuple[str, ...]) -> Found:
+    pair = {}
+    for place, name in enumerate(PAIR):
+        pair[name], fault = _row(batch, place, 2, known)
+        if fault:
+            return {}, fault
+    return pair, ""
+
+
+def _row(batch: Mapping[str, Any], place: int, count: int, known: tuple[str, ...]) -> Found:
+    """Return one row of a batch, with labels by labels or completion_mask, else for every token, and what is wrong with
+    it.
+
+    known: columns that may be there, beside ids, masks and positions.
+    """
+    all_ids = batch.get("input_ids")
+    if not isinstance(all_ids, list) or len(all_ids) != count:
+        return {}, f"the collator returns no input_ids of {count} rows"
+    ids = all_ids[place]
     for name, value in batch.items():
-        if name in ("input_ids", "labels", "attention_mask") or value is None:
+        if name in ("input_ids", "attention_mask", *known) or value is None:
             continue
         if name == "position_ids":
-            if value[0] != list(range(len(ids))):
+            if value[place] != list(range(len(ids))):
                 return {}, "holds several texts in one row (packing); leave packing off, surefoot packs exactly"
         elif name == "token_type_ids":
-            if any(value[0]):
+            if any(value[place]):
                 return {}, "has token types"
         else:
             return {}, f"has {name}, which surefoot does not pass to the model"
-    kept = batch.get("attention_mask", [[1] * len(ids)])[0]
+    labels = ids
+    if "labels" in known:
+        labels = batch["labels"][place]
+    elif "completion_mask" in known:
+        marks = batch["completion_mask"][place]
+        labels = [number if mark else NO_LABEL for number, mark in zip(ids, marks, strict=True)]
+    if len(labels) != len(ids):
+        return {}, f"has {len(ids)} tokens and {len(labels)} labels"
+    kept = batch["attention_mask"][place] if "attention_mask" in batch else [1] * len(ids)
     if not isinstance(kept, list) or len(kept) != len(ids):
         return {}, "has an attention mask of another shape than its tokens"
     tokens = [(number, label) for number, label, keep in zip(ids, labels, kept, strict=True) if keep]
-    for place, (number, label) in enumerate(tokens):
+    for at, (number, label) in enumerate(tokens):
         if label not in (NO_LABEL, number):
-            return {}, f"has the label {label} at token {place + 1}, whose id is {number}"
+            return {}, f"has the label {label} at token {at + 1}, whose id is {number}"
     return {"input_ids": [one for one, _ in tokens], "labels": [one for _, one in tokens]}, ""
 
 

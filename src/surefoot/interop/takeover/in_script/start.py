@@ -70,7 +70,7 @@ class TakeOver:
             folder = Path(trainer.args.output_dir).resolve() / FOLDER
             handed = HandOver(trainer, folder)
             handed.write(resume_from_checkpoint, self._processes)
-        to_cpu(trainer.model)  # from here on the run needs the device
+        to_cpu(trainer.model, getattr(trainer, "ref_model", None))  # from here on the run needs the device
         self._channel.send({"kind": "handed over", "folder": str(folder)})
         while (message := self._channel.receive())["kind"] == "loss":
             with _unchanged_draws():

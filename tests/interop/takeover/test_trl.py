@@ -1,0 +1,242 @@
+"""Trainings of TRL are taken over as TRL computes them. Skips without TRL; `make takeover` installs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from helpers.faults import refused_settings
+from helpers.tiny_models import tiny_llama
+from interop.takeover.test_take_over import context, handed, proven, raises_code, refused, translated  # noqa: F401
+from surefoot.commands.run import prove
+from surefoot.interop.draft import with_overrides
+from surefoot.interop.takeover.in_script.weights import load_trained
+from surefoot.interop.takeover.session import Taken
+
+trl = pytest.importorskip("trl")
+from datasets import Dataset  # noqa: E402
+
+PAIRS = [
+    {"prompt": f"What is {number} times 7?", "chosen": f" It is {number * 7}.", "rejected": f" I say {number}, friend."}
+    for number in range(12)
+]
+KINDS = {
+    "dpo": (trl.DPOTrainer, trl.DPOConfig, PAIRS),
+    "reward": (trl.RewardTrainer, trl.RewardConfig, PAIRS),
+    "kto": (
+        trl.KTOTrainer,
+        trl.KTOConfig,
+        [{"prompt": one["prompt"], "completion": one[name], "label": name == "chosen"}
+         for one in PAIRS for name in ("chosen", "rejected")],
+    ),
+}  # fmt: skip
+SHAPE = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.5}
+
+
+def adapter(kind):
+    return LoraConfig(**SHAPE, **({"task_type": "SEQ_CLS"} if kind == "reward" else {}))
+
+
+def rows_of(taken):
+    return [json.loads(line) for line in (taken.folder / "train.jsonl").read_text().splitlines()]
+
+
+def change_rows(taken, change):
+    rows = [change(row) for row in rows_of(taken)]
+    (taken.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Told(TrainerCallback):
+    pass
+
+
+PLAIN = {"per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True, "bf16": False}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("trl") / "base")
+
+
+@pytest.fixture
+def build(base, tmp_path):
+    """Build a trainer as a script would."""
+
+    def build(kind, *, model=None, arguments=None, **more):
+        trainer, config, rows = KINDS[kind]
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer.pad_token = tokenizer.eos_token
+        return trainer(
+            model=model or str(base),
+            args=config(str(tmp_path / "out"), **PLAIN, **(arguments or {})),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            **more,
+        )
+
+    return build
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_and_gradient_are_the_trainers(build, tmp_path, kind, adapted):
+    trainer = build(kind, peft_config=adapter(kind) if adapted else None)
+    taken, over = handed(trainer, tmp_path / "taken")
+    proven(taken, over)
+    assert translated(taken).config["stage"] == kind
+    assert not any(trainer._metrics["eval"].values())  # the script's own log is as before
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_twin_a_label_mask_shifted_by_one_is_found(build, tmp_path, side):
+    taken, over = handed(build("dpo"), tmp_path / "taken")
+
+    def shifted(row):
+        labels = [*row["labels"][1:], row["input_ids"][-1]]  # the answer begins one token early
+        return {**row, "labels": [row["input_ids"][place] if one != -100 else one for place, one in enumerate(labels)]}
+
+    change_rows(taken, lambda row: {**row, side: shifted(row[side])})
+    with raises_code("SF-TAKE-OVER"):
+        proven(taken, over)
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("kind", ["dpo", "reward"])
+def test_twin_a_prompt_added_twice_is_found(build, tmp_path, kind):
+    taken, over = handed(build(kind), tmp_path / "taken")
+
+    def doubled(row):
+        return {"input_ids": row["input_ids"][:4] + row["input_ids"], "labels": [-100] * 4 + row["labels"]}
+
+    change_rows(taken, lambda row: {name: doubled(one) for name, one in row.items()})
+    with raises_code("SF-TAKE-OVER"):
+        proven(Taken(taken.folder, {**taken.record, "longest": taken.record["longest"] + 4}), over)
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_a_judgement_turned_round_is_found(build, tmp_path):
+    """Of all rows: with the weights the same at first, the loss is too, but not the gradient."""
+    taken, over = handed(build("kto", arguments={"desirable_weight": 2.0}), tmp_path / "taken")
+    proven(taken, over)
+    change_rows(taken, lambda row: {**row, "label": not row["label"]})
+    with raises_code("SF-TAKE-OVER"):
+        proven(taken, over)
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss_type": "ipo", "beta": 0.3},
+        {"loss_type": ["hinge", "sft"], "loss_weights": [1.0, 0.5]},
+        {"label_smoothing": 0.2},
+        {"precompute_ref_log_probs": True},
+        {"max_length": 24, "truncation_mode": "keep_end"},
+    ],
+)
+def test_losses_and_their_parameters_are_taken(build, tmp_path, arguments):
+    proven(*handed(build("dpo", arguments=arguments), tmp_path / "taken"))
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("changed", [{"alignment.beta": 0.11}, {"alignment.loss": "hinge"}])
+def test_twin_a_default_of_another_version_is_found(build, tmp_path, changed):
+    taken, over = handed(build("dpo"), tmp_path / "taken")
+    found = with_overrides(translated(taken), [f"{key}={value}" for key, value in changed.items()])
+    with raises_code("SF-TAKE-OVER"):
+        prove(taken, found, lambda places: over.loss_of(places, ()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "name"),
+    [
+        ("dpo", {"f_divergence_type": "js_divergence"}, "f_divergence_type"),
+        ("dpo", {"loss_type": "robust", "label_smoothing": 0.1}, "loss_type"),
+        ("dpo", {"use_weighting": True}, "use_weighting"),
+        ("kto", {"loss_type": "apo_zero_unpaired"}, "loss_type"),
+    ],
+)
+def test_another_loss_is_refused_by_name(build, tmp_path, kind, arguments, name):
+    taken, _ = handed(build(kind, arguments=arguments), tmp_path / "taken")
+    assert refused_settings(lambda: translated(taken)) == [name]
+
+
+def test_what_a_reward_model_has_besides_is_refused(build, tmp_path):
+    centred, _ = handed(build("reward", arguments={"center_rewards_coefficient": 0.1}), tmp_path / "centred")
+    assert refused(centred) == {"center_rewards_coefficient": False}
+    frozen, _ = handed(build("reward", peft_config=LoraConfig(**SHAPE)), tmp_path / "frozen")
+    assert refused(frozen) == {"requires_grad": False}
+
+
+def test_a_callback_and_a_loss_of_the_scripts_own_are_named(build, tmp_path):
+    trainer = build("dpo", callbacks=[Told()])
+    trainer.compute_loss_func = print
+    taken, _ = handed(trainer, tmp_path / "taken")
+    assert refused(taken) == {"Told": True, "compute_loss_func": True}
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_reference_is_the_adapter_that_the_script_began_with(build, base, tmp_path, moved):
+    """TRL copies the adapter of a PeftModel. One that adds nothing is the base."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter("dpo"))
+    if moved:
+        for name, one in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(one, std=0.3, generator=torch.Generator().manual_seed(0))
+    folder = tmp_path / "taken.partial"
+    taken, over = handed(build("dpo", model=model), folder)
+    taken = Taken(folder.rename(tmp_path / "taken"), taken.record)
+    assert taken.record["reference"] == ("ref" if moved else "")
+    proven(taken, over)
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("adapted", [False, True])
+def test_another_reference_model_is_taken(build, base, tmp_path, adapted):
+    other = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(2)
+    trainer = build("dpo", ref_model=other, peft_config=adapter("dpo") if adapted else None)
+    taken, over = handed(trainer, tmp_path / "taken")
+    assert taken.record["reference"] == "reference"
+    proven(taken, over)
+    own = Taken(taken.folder, {**taken.record, "reference": ""})  # twin: the base is the reference
+    with raises_code("SF-TAKE-OVER"):
+        proven(own, over)
+
+
+def test_a_second_copy_of_the_base_is_not_another_reference(build, base, tmp_path):
+    same = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    taken, _ = handed(build("dpo", ref_model=same), tmp_path / "taken")
+    assert taken.record["reference"] == ""
+
+
+@pytest.mark.usefixtures("context")
+def test_a_score_is_read_before_an_end_that_is_pad(build, tmp_path):
+    """As transformers' classifiers do: PAD is EOS here, with which every answer ends."""
+    trainer = build("reward")
+    ends = {one["chosen_ids"][-1] for one in trainer.train_dataset}
+    assert ends == {trainer.processing_class.pad_token_id}
+    taken, _ = handed(trainer, tmp_path / "taken")
+    assert not ends & {row["chosen"]["input_ids"][-1] for row in rows_of(taken)}
+
+
+def test_weights_of_a_reward_model_come_back(build, tmp_path):
+    trainer = build("reward", peft_config=adapter("reward"))
+    handed(trainer, tmp_path / "taken")
+    trained = {name: torch.full_like(one, 0.5) for name, one in get_peft_model_state_dict(trainer.model).items()}
+    head = trained.pop("base_model.model.score.weight")
+    run = tmp_path / "run"
+    run.mkdir()
+    save_file(trained, run / "adapter_model.safetensors")
+    save_file({"v_head.summary.weight": head, "v_head.summary.bias": torch.zeros(1)}, run / "value_head.safetensors")
+    load_trained(trainer.model, run)
+    assert all((one == 0.5).all() for one in get_peft_model_state_dict(trainer.model).values())
