@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from helpers.faults import lines_giving
 from helpers.growing_records import sky_rows
 from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
@@ -66,7 +67,7 @@ def test_twin_rows_in_another_order_take_it_out_again(workplace, tmp_path, monke
     plain = last_block._spread
     monkeypatch.setattr(last_block, "_spread", lambda rows, places, shape: plain(rows, places.roll(1), shape))
     screen = train(workplace, tmp_path / "run")
-    assert "caution: kernels.last_block: pruned " in screen
+    assert lines_giving(screen, "caution:", "kernels.last_block:", "pruned")
     found, choice = recorded(tmp_path / "run")
     assert not found["used"]
     assert (choice.value, choice.source) == ("plain", "measured")

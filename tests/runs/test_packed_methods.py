@@ -4,6 +4,7 @@ same bytes. And what is evaluated, in a run and by command, comes out the same f
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def test_a_wide_model_is_measured_and_its_pairs_are_counted(world, train, stage)
     plan = planned(run)
     assert {trial["form"] for trial in plan["measurements"]["documents"]} >= {"padded", "sdpa", "matmul"}
     assert plan["kernels"]["documents"]["source"] == "measured"
-    assert "of the tokens of padded rows" in plan["kernels"]["documents"]["reason"]
+    assert re.search(r"\d%", plan["kernels"]["documents"]["reason"])  # the share of padding in padded rows
     assert plan["batch"]["tokens"] is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoModelForCausalLM
 
-from helpers.faults import raises_fault
+from helpers.faults import lines_giving, raises_fault
 from helpers.growing_records import write_sky
 from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
@@ -94,7 +94,7 @@ def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, mon
     assert recorded(tmp_path / "fused")[1].value == "fused"
     break_norm(monkeypatch)
     screen = start(path_config(workplace, tmp_path / "run", base="wide", precision="fp32"))
-    assert "caution: kernels.pointwise: fused " in screen
+    assert lines_giving(screen, "caution:", "kernels.pointwise:", "fused")
     found, choice = recorded(tmp_path / "run")
     assert (found["used"], choice.value, choice.source) == (False, "plain", "measured")
     start(path_config(workplace, tmp_path / "plain", base="wide", precision="fp32", kernels={"pointwise": "plain"}))

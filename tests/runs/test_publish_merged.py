@@ -124,6 +124,5 @@ def test_the_forecast_of_the_disk_is_what_lies_there(run, tmp_path, monkeypatch)
 def test_surefoot_and_the_card_take_it_as_whole(run):
     assert open_for_use(str(run)).base == run
     card = (run / "README.md").read_text(encoding="utf-8")
-    assert "merged into it" in card
     assert "AutoModelForCausalLM.from_pretrained(folder)" in card
     assert "peft" not in card.split("## Data")[0]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.path_runs import ends, forget, losses, path_config, start
 from helpers.tiers import representatives
@@ -141,9 +141,10 @@ def test_what_trained_over_few_bits_is_opened_over_few_bits_or_says_why_not(work
     start(config(workplace, tmp_path / "run", **WAYS[f"{name}, lora"]))
     opened = open_for_use(str(tmp_path / "run"))
     assert any(map(is_quantised, opened.model.modules()))
-    assert f"{name} and fp32 on cpu" in opened.described
-    obstacle = "needs bitsandbytes, which is not installed"
+    assert opened.held.split()[0] == name
+    obstacle = "bitsandbytes"
     monkeypatch.setattr("surefoot.methods.open_model.bitsandbytes_obstacle", lambda kind: obstacle)
     plain = open_for_use(str(tmp_path / "run"))
     assert not any(map(is_quantised, plain.model.modules()))
-    assert f"fp32 (it was trained over {name}, which {obstacle})" in plain.described
+    assert plain.held.split()[0] == "fp32"
+    assert all(gives(plain.described, one) for one in (name, obstacle))

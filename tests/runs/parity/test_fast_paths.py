@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
-from helpers.faults import gives, raises_fault
+from helpers.faults import gives, lines_giving, raises_fault
 from helpers.growing_records import write_sky
 from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
@@ -79,7 +78,7 @@ def test_one_that_differs_is_taken_out_and_the_run_is_the_plain_one_also_when_it
     break_scale(monkeypatch)
     broken = config(workplace, tmp_path / "run", kernels={"adapter": "auto", "loss": "plain"})
     screen = start(broken)
-    assert "caution: kernels.adapter: fast " in screen
+    assert lines_giving(screen, "caution:", "kernels.adapter:", "fast")
     found, choice = recorded(tmp_path / "run")
     assert not found["used"]
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
@@ -100,11 +99,11 @@ def test_twin_where_b_is_0_another_scale_would_not_be_seen(workplace, tmp_path, 
 
 def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
     def fail(*_):
-        raise RuntimeError("one of the variables needed for gradient computation\nmore")
+        raise RuntimeError("gradient\nmore")
 
     monkeypatch.setattr(fast_adapters, "adapted", fail)
     screen = start(config(workplace, tmp_path / "run"))
-    assert re.search(r"kernels\.adapter: fast .*gradient", screen)
+    assert lines_giving(screen, "kernels.adapter:", "fast", "gradient")
     assert recorded(tmp_path / "run")[1].value == "plain"
 
 
