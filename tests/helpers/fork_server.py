@@ -10,6 +10,8 @@ that can be killed for real. A child may be told to send itself SIGKILL at a cho
     {"at": "save", "n": 7}     the same within saves only: before the 7th flush or rename that a save makes
     {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
     {"at": "reward", "n": 7}   before the rewards of stage grpo are asked for the 7th time
+    {"at": "turn", "n": 7}     before the policy draws a turn of answers in turns for the 7th time
+    {"at": "tool", "n": 7}     before the 7th call of an environment, in its thread; the others of its turn are going on
     {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint;
                                ranks but the first, when they are about to set up for them
     {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
@@ -204,7 +206,8 @@ def _arm(
 ) -> dict[str, int]:
     """where: a file for the command's position. beside: checkpoints of any size are finished by a thread.
     Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
-    from surefoot.methods.grpo import rollout
+    from surefoot.methods.environments.talks import Talks
+    from surefoot.methods.grpo import answering
     from surefoot.models import generate
     from surefoot.runs import follow, run
     from surefoot.system import durable
@@ -214,7 +217,8 @@ def _arm(
         from surefoot.runs import steps
 
         steps._LARGE = 0
-    counts = {"write": 0, "sync": 0, "save": 0, "rollout": 0, "reward": 0, "again": 0, "update": 0}
+    places = "write", "sync", "save", "rollout", "reward", "turn", "tool", "again", "update"
+    counts = dict.fromkeys(places, 0)
     training = False
     journal = Journal(where)
 
@@ -268,7 +272,9 @@ def _arm(
     run.note_rollbacks = counted_at("again", run.note_rollbacks)
     follow.load_and_check = counted_at("again", follow.load_and_check)
     generate.next_logits = counted_at("rollout", generate.next_logits)
-    rollout.grade_all = counted_at("reward", rollout.grade_all)
+    answering.grade_all = counted_at("reward", answering.grade_all)
+    Talks._turn = counted_at("turn", Talks._turn)
+    Talks._say = counted_at("tool", Talks._say)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
     durable.append_lines = counted(durable.append_lines, save=False)
