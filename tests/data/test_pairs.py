@@ -238,7 +238,7 @@ def test_shares_are_disjoint_and_together_everything(count):
 def test_phases_share_no_record_though_they_learn_different_things(run):
     values = [pair(n, asked=80 if n % 4 == 0 else 3) for n in range(20)]
     phases = [
-        run(values, kind, share=((2, 4, 4), take), layout=layout, max_length=70)
+        run(values, kind, share=((2, 4, 4), take, False), layout=layout, max_length=70)
         for take, kind, layout in ((1, "answers", "preference"), (2, "pairs", "auto"), (3, "prompts", "auto"))
     ]
     seen = [{one.train.row(index)[1] for index in range(len(one.train))} for one in phases]

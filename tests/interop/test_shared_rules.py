@@ -8,10 +8,12 @@ import shlex
 
 import pytest
 
-from helpers.faults import refused_settings
+from helpers.faults import raises_fault, refused_settings
+from surefoot.data.batching.order import part_of
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
-from surefoot.interop.shared_rules import module_names
+from surefoot.interop.settings import Refusal
+from surefoot.interop.shared_rules import module_names, parse_split
 
 
 @pytest.mark.parametrize("text", ["q_proj,v_proj", "q_proj v_proj", "['q_proj', 'v_proj']", "('q_proj','v_proj')"])
@@ -83,3 +85,40 @@ def test_twin_what_is_not_there_is_refused(words, named, newest, code):
 
 def test_a_tool_that_looks_for_one_itself_starts_without():
     assert arguments(LLAMAFACTORY, None) == ("--resume",)
+
+
+def cut_by_datasets(count: int, start: int, end: int) -> range:
+    """`datasets` 5: each border of a slice in percent is rounded to the closest record."""
+    return range(round(start * count / 100), round(end * count / 100))
+
+
+@pytest.mark.parametrize("count", [3, 50, 1001])
+@pytest.mark.parametrize(
+    ("text", "borders"),
+    [("[:95%]", (0, 95)), ("[95%:]", (95, 100)), ("[10%:30%]", (10, 30)), ("[-5%:]", (95, 100)), ("[:-50%]", (0, 50))],
+)
+def test_a_share_of_a_split_has_the_records_of_datasets(text: str, borders: tuple[int, int], count: int) -> None:
+    name, part = parse_split(f"train{text}")
+    share = part["share"]
+    expected = list(cut_by_datasets(count, *borders))
+    assert name == "train"
+    assert share["in_order"] is True
+    if expected:
+        assert part_of(count, share["of"], share["take"], None).tolist() == expected
+        assert part_of(count, share["of"], share["take"], 0).tolist() != expected or count == 3  # the twin: shuffled
+    else:
+        with raises_fault("SF-DATA-SHARES", "share"):
+            part_of(count, share["of"], share["take"], None)
+
+
+@pytest.mark.parametrize(
+    "text", ["train[10:]", "train[:-10]", "train[50%:50%]", "train[:120%]", "train+test", "train["]
+)
+def test_other_slices_of_a_split_are_refused(text: str) -> None:
+    with pytest.raises(Refusal):
+        parse_split(text)
+
+
+def test_whole_splits_select_nothing() -> None:
+    assert parse_split("train") == parse_split("train[0%:100%]") == ("train", {})
+    assert parse_split("train[:7]") == ("train", {"max_samples": 7})

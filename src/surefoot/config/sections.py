@@ -44,6 +44,8 @@ class PartConfig(Section):
     """Relative sizes of the parts."""
     take: Annotated[Count, Field(examples=[1])]
     """Part that this run uses, counted from 1."""
+    in_order: Flag = False
+    """Divide the records in the order of the files, without shuffling: {of: [95, 5], take: 1} is train[:95%]."""
 
 
 class SourceConfig(Section):

@@ -339,9 +339,9 @@ def with_share(one: LoadedSource, seed: int) -> LoadedSource:
     dropped, so that runs with other settings (SFT, then PPO) get disjoint shares of the same file."""
     if one.spec.share is None:
         return one
-    of, take = one.spec.share
+    of, take, in_order = one.spec.share
     counts = [facts.used for _, facts in one.files]
-    chosen = part_of(sum(counts), of, take, seed)
+    chosen = part_of(sum(counts), of, take, None if in_order else seed)
     words = f"part {take} of {','.join(f'{size:g}' for size in of)}: {len(chosen):,} of {sum(counts):,} records"
     places, files = [], []
     for (file, facts), start in zip(one.files, np.cumsum([0, *counts]), strict=False):

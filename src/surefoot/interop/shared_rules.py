@@ -136,19 +136,33 @@ def set_default_targets(draft: Draft, name: str) -> None:
     draft.set("adapter.targets", ["q_proj", "v_proj"], *([] if draft.given(name) else [name]), why=_BECAUSE)
 
 
-_SPLIT = re.compile(r"\w+(\.\w+)*")  # the hub's own rule for names
-_FIRST = re.compile(r"(\w+)\[:(\d+)\]")
-_FIX = "give a number of records, as in train[:1000]; data.eval in surefoot's config holds out a share"
+# The hub's own rule for names, and a slice.
+_SLICE = re.compile(r"(\w+(?:\.\w+)*)(?:\[(-?\d+%)?:(-?\d+%?)?\])?")
+_FIX = "give the first records, as in train[:1000], or a share, as in train[:95%]"
 
 
-def parse_split(split: str) -> tuple[str, int | None]:
-    """Return (split name, number of leading records or None for all). Raises Refusal for any other slice: a percentage
-    or an end depends on the number of records, and surefoot only takes the first N."""
-    if found := _FIRST.fullmatch(split):
-        return found[1], int(found[2])
-    if not _SPLIT.fullmatch(split):
-        raise Refusal(f"{split!r} is not a split or its first N records", _FIX)
-    return split, None
+def parse_split(split: str) -> tuple[str, dict[str, Any]]:
+    """Return (split name, keys of a source that select its part): `train[:1000]`, or `train[5%:95%]` as `datasets` cuts
+    it. Raises Refusal for other slices: a source has no numbered end or start."""
+    found = _SLICE.fullmatch(split)
+    if found is None:
+        raise Refusal(f"{split!r} is not a split, its first N records or a share of it", _FIX)
+    name, start, end = found.groups()
+    if start is None and end is not None and end.isdecimal():
+        return name, {"max_samples": int(end)}
+    if end is not None and not end.endswith("%"):
+        raise Refusal(f"{split!r} ends at a record that is counted from the start or the end", _FIX)
+    first, last = (_percent(part, usual) for part, usual in ((start, 0), (end, 100)))
+    if not 0 <= first < last <= 100:
+        raise Refusal(f"{split!r} has no record", _FIX)
+    of = [size for size in (first, last - first, 100 - last) if size]
+    return name, {"share": {"of": of, "take": 2 if first else 1, "in_order": True}} if len(of) > 1 else {}
+
+
+def _percent(text: str | None, usual: int) -> int:
+    """Read "95%"; -5% counts from the end."""
+    number = usual if text is None else int(text.removesuffix("%"))
+    return number + 100 if number < 0 else number
 
 
 def short_sources(sources: Sequence[dict[str, Any]]) -> Any:

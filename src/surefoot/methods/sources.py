@@ -45,7 +45,7 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             max_samples=source.max_samples,
             weight=source.weight,
             epochs=source.epochs,
-            share=None if source.share is None else (tuple(source.share.of), source.share.take),
+            share=None if (part := source.share) is None else (tuple(part.of), part.take, part.in_order),
         )
         for source in sources
     ]

@@ -233,18 +233,23 @@ def _halves(count: int, taken: int, seed: int, source: int) -> tuple[np.ndarray,
     return np.sort(order[taken:]), np.sort(order[:taken])
 
 
-def part_of(count: int, of: Sequence[float], take: int, seed: int) -> np.ndarray:
+def part_of(count: int, of: Sequence[float], take: int, seed: int | None) -> np.ndarray:
     """Return the record indices of part `take` (from 1), ascending.
 
     count: number of records.
     of: relative sizes of the parts.
+    seed: None: the records stay in order, and a border is rounded as `datasets` rounds that of train[:95%].
 
     The parts are disjoint and together contain every record: they are slices of one shuffle, which depends only on the
     seed and the number of records. Raises InputError for a part without a record.
     """
-    sizes = apportion(count, of)
-    start = sum(sizes[: take - 1])
-    if not sizes[take - 1]:
+    if seed is None:
+        start, end = (round(count * sum(of[:parts]) / sum(of)) for parts in (take - 1, take))
+    else:
+        sizes = apportion(count, of)
+        start = sum(sizes[: take - 1])
+        end = start + sizes[take - 1]
+    if start == end:
         what = f"leaves part {take} of {','.join(f'{size:g}' for size in of)} without any of the {count} records"
         raise InputError(Fault("share", what, "make the part larger", code="SF-DATA-SHARES"))
-    return np.sort(permutation(seed, (SHARES,), count)[start : start + sizes[take - 1]])
+    return np.arange(start, end) if seed is None else np.sort(permutation(seed, (SHARES,), count)[start:end])

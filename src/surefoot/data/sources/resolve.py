@@ -45,7 +45,7 @@ class SourceSpec:
     subset, revision, streaming: for hub data sets only.
     max_samples: number of records to use, from the start; None: all.
     weight, epochs: share in the mixture, see `surefoot.data.batching.order`.
-    share: (relative sizes of the parts, number of the part to use, from 1); None: all records.
+    share: (relative sizes of the parts, number of the part to use, from 1, whether in the files' order); None: all.
     kind: what is learned from the records; an entry of another kind is refused.
     """
 
@@ -60,7 +60,7 @@ class SourceSpec:
     max_samples: int | None = None
     weight: float | None = None
     epochs: float | None = None
-    share: tuple[tuple[float, ...], int] | None = None
+    share: tuple[tuple[float, ...], int, bool] | None = None
     kind: Kind = "answers"
 
 

@@ -188,16 +188,15 @@ class Sources:
         self.sources.append(source)
 
     def _part(self, number: int, source: dict[str, Any]) -> None:
-        """Translate `split: train[:N]` to the split and max_samples."""
+        """Translate `split: train[:N]` or a share to the split and the part of the source."""
         if "split" not in source:
             return
         try:
-            source["split"], count = parse_split(str(source["split"]))
+            source["split"], part = parse_split(str(source["split"]))
         except Refusal as refusal:
             self._refuse(number, "split", refusal.what, refusal.fix)
             return
-        if count is not None:
-            source["max_samples"] = count
+        source |= part
 
     def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
         """Return the data file: `path: json` with data_files names files, as in datasets.load_dataset."""

@@ -117,7 +117,7 @@ def _part(found: Found, split: str, where: str) -> Found:
     if found.share is not None and split in ("train", "test"):
         return replace(found, is_test=split == "test")
     try:
-        split, count = parse_split(split)
+        split, part = parse_split(split)
     except Refusal as refusal:
         raise script_error(where, refusal.what, refusal.fix) from None
     source = dict(found.source)
@@ -127,9 +127,7 @@ def _part(found: Found, split: str, where: str) -> Found:
         source["path"] = found.files[split]
     else:
         source["split"] = split
-    if count is not None:
-        source["max_samples"] = count
-    return replace(found, source=source)
+    return replace(found, source=source | part)
 
 
 def _first(script: Script, node: ast.Call) -> int | None:

@@ -26,17 +26,20 @@ from surefoot.interop.torchtune.rules import (
     set_qat,
     set_rest,
     set_steps,
+    set_teacher,
 )
 from surefoot.interop.translation import Translation, in_processes
 from surefoot.interop.words import Word, parse_document, plain_count, read_pairs, top_keys
+from surefoot.system.errors import InputError
 
 NAME = "torchtune"
 RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
 RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
 RECIPES += ("qat_single_device", "qat_distributed", "qat_lora_finetune_distributed")
+RECIPES += ("knowledge_distillation_single_device", "knowledge_distillation_distributed")
 
 _DIALECT = Dialect(
-    NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_qat, set_data, set_steps, set_rest)
+    NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_qat, set_data, set_teacher, set_steps, set_rest)
 )
 
 
@@ -54,6 +57,8 @@ def claims_command(command: Command) -> bool:
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    if not top_keys(path, text) & {"optimizer", "dataset"}:
+        raise command_error(path, "is no training: it has neither optimizer nor dataset", "give the config of a recipe")
     return _translate([*_flat(parse_document(text, path)), *read_pairs(overrides)], options)
 
 
@@ -71,10 +76,18 @@ def from_command(command: Command, options: Options) -> Translation:
     if left[:1] != ["--config"] or len(left) < 2:
         raise command_error(f"tune run {recipe}", "has no config", "write --config FILE after the recipe")
     path, pairs = left[1], left[2:]
-    if not path.endswith((".yaml", ".yml")):
-        raise command_error(path, "is a config inside torchtune", f"copy it first: tune cp {path} my.yaml")
-    words = [*_flat(parse_document(options.read(path), path)), *read_pairs(pairs)]
-    shared = {} if recipe.startswith("qat_") else _SHARED
+    try:
+        inside = path if path.endswith((".yaml", ".yml")) else f"recipes/configs/{path}.yaml"  # in its repository
+        text = options.read(inside)
+    except InputError:
+        if inside == path:
+            raise
+        fix = f"copy it first: tune cp {path} my.yaml"
+        raise command_error(path, f"is a config inside torchtune, and there is no {inside} here", fix) from None
+    words = [*_flat(parse_document(text, inside)), *read_pairs(pairs)]
+    shared: dict[str, Any] = {} if recipe.startswith("qat_") else dict(_SHARED)
+    if shared and any(word.name == "fsdp_cpu_offload" and word.value for word in words):
+        shared["offload"] = "all"
     return in_processes(_translate(words, options, count), count, shared)
 
 

@@ -8,10 +8,19 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import parse_split, short_sources
+from surefoot.interop.shared_rules import counted, parse_split, short_sources
 from surefoot.interop.torchtune.rows import last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
+_EVERY = ("_component_", "source", "data_files", "split", "name")
+# Dataset -> the settings that it reads besides those of every dataset.
+_READ: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*_SETS, "instruct_dataset"), ("column_map", "train_on_input")),
+    "chat_dataset": ("conversation_column", "conversation_style", "train_on_input"),
+    "text_completion_dataset": ("column",),
+}
+_ONCE = ("_component_", "train_on_input", "conversation_style")  # equal for training and validation
+_STYLES = {"sharegpt": ("sharegpt", "conversations"), "openai": ("messages", "messages")}
 _WHY_WRAPPED = "torchtune also wraps the prompt in the model's turn tokens"
 _BARE = "torchtune concatenates the texts between BOS and EOS"
 # Model family -> (closest template to what torchtune's tokenizer writes around messages, the difference). Gemma's
@@ -28,47 +37,100 @@ _CONVERTED = {
 
 
 def set_data(draft: Draft) -> None:
-    kind = last_name(draft["dataset._component_"])
-    about = ("column_map", "column", "conversation_column", "conversation_style", "train_on_input")
-    if kind not in (*_SETS, "instruct_dataset", "chat_dataset", "text_completion_dataset"):
-        fix = "use alpaca_dataset, alpaca_cleaned_dataset, instruct_dataset, chat_dataset or text_completion_dataset"
-        draft.refuse("dataset._component_", f"surefoot does not support {kind or 'a dataset without a component'}", fix)
-        draft.drop(
-            "the dataset is not supported",
-            *(f"dataset.{name}" for name in (*about, "source", "data_files", "split", "name")),
-        )
+    """Set data.train, data.eval and the stage."""
+    _Dataset(draft, "dataset").set_train()
+    every, names = draft["run_val_every_n_steps"], [name for name in draft.rows if name.startswith("dataset_val.")]
+    if every is None or not draft["dataset_val._component_"]:
+        draft.drop("without run_val_every_n_steps nothing is validated", "run_val_every_n_steps", *names)
         return
-    source = _source(draft, kind)
-    draft.set("stage", "pretrain" if kind == "text_completion_dataset" else "sft", "dataset._component_")
-    whole_prompt = draft["dataset.train_on_input"]
-    used: list[str] = []
-    if kind == "text_completion_dataset":
-        source["format"] = "text"
-        used = ["dataset.column"]
-        source |= {"columns": {"text": draft["dataset.column"]}} if draft["dataset.column"] != "text" else {}
-    elif kind == "chat_dataset":
-        used = ["dataset.conversation_column", "dataset.conversation_style", "dataset.train_on_input"]
-        _chat(draft, source)
-        _set_turns(draft)
-    else:
-        used = ["dataset.column_map", "dataset.train_on_input"]
-        source["format"] = "alpaca" if kind != "instruct_dataset" else "auto"
-        if kind == "instruct_dataset":
-            _columns(source, draft["dataset.column_map"], {"input": "instruction", "output": "output"})
-            source["format"] = "alpaca"
-            _set_turns(draft)
-        else:
-            _columns(source, draft["dataset.column_map"], {})
+    other = [name for name in _ONCE if draft[f"dataset_val.{name}"] != draft[f"dataset.{name}"]]
+    if other:
+        what = f"{other[0]} is not that of the training data, and surefoot prepares both alike"
+        draft.refuse(f"dataset_val.{other[0]}", what, "give both the same")
+        return
+    draft.set("eval_every", counted(every, "step"), "run_val_every_n_steps")
+    evaluated = _Dataset(draft, "dataset_val")
+    draft.set("data.eval", short_sources([evaluated.source()]), *evaluated.read())
+    draft.drop(f"{evaluated.kind} does not read it", *evaluated.unread())
+
+
+class _Dataset:
+    """One of torchtune's dataset builders. group: dataset or dataset_val."""
+
+    def __init__(self, draft: Draft, group: str):
+        self.draft, self.group = draft, group
+        self.kind = last_name(self["_component_"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.draft[f"{self.group}.{name}"]
+
+    def read(self) -> list[str]:
+        """Return the settings that this kind of dataset reads."""
+        return [f"{self.group}.{name}" for name in (*_EVERY, *_READ.get(self.kind, ()))]
+
+    def unread(self) -> list[str]:
+        every = dict.fromkeys(name for names in _READ.values() for name in names)
+        return [name for name in (f"{self.group}.{name}" for name in every) if name not in self.read()]
+
+    def set_train(self) -> None:
+        draft, kind = self.draft, self.kind
+        if kind not in _READ:
+            fix = f"use {', '.join(list(_READ)[:-1])} or {list(_READ)[-1]}"
+            what = f"surefoot does not support {kind or 'a dataset without a component'}"
+            draft.refuse("dataset._component_", what, fix)
+            draft.drop("the dataset is not supported", *self.read(), *self.unread())
+            return
+        draft.set("stage", "pretrain" if kind == "text_completion_dataset" else "sft", "dataset._component_")
+        whole_prompt = self["train_on_input"]
+        if kind in _SETS:
             whole_prompt = True if whole_prompt is None else whole_prompt
             draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
-    if draft.written("stage") == "sft":
-        usual = "torchtune's default for this dataset" if draft["dataset.train_on_input"] is None else ""
-        draft.set("data.train_on", "everything" if whole_prompt else "responses", "dataset.train_on_input", why=usual)
-    names = [f"dataset.{name}" for name in ("_component_", "source", "data_files", "split", "name")]
-    draft.set(
-        "data.train", short_sources([source]), *names, *(name for name in used if name != "dataset.train_on_input")
-    )
-    draft.drop(f"{kind} does not read it", *(f"dataset.{name}" for name in about if f"dataset.{name}" not in used))
+        elif kind != "text_completion_dataset":
+            _set_turns(draft)
+        if draft.written("stage") == "sft":
+            usual = "torchtune's default for this dataset" if self["train_on_input"] is None else ""
+            train_on = "everything" if whole_prompt else "responses"
+            draft.set("data.train_on", train_on, "dataset.train_on_input", why=usual)
+        decided = (name for name in self.read() if name != "dataset.train_on_input")
+        draft.set("data.train", short_sources([self.source()]), *decided)
+        draft.drop(f"{kind} does not read it", *self.unread())
+
+    def source(self) -> dict[str, Any]:
+        """Return the source with its format, columns and part."""
+        path, files, part = self["source"] or _SETS.get(self.kind), self["data_files"], {}
+        split = str(self["split"])
+        if path is None:
+            self.draft.refuse(f"{self.group}.source", "is required", "name a dataset")
+        try:
+            split, part = parse_split(split)
+        except Refusal as refusal:
+            self.draft.refuse(f"{self.group}.split", refusal.what, refusal.fix)
+        if files is not None:
+            return {"path": files, **self._layout(), **part}
+        subset = {"subset": self["name"]} if self["name"] else {}
+        return {"path": path, **subset, **({"split": split} if split != "train" else {}), **self._layout(), **part}
+
+    def _layout(self) -> dict[str, Any]:
+        """Return format and columns."""
+        if self.kind == "text_completion_dataset":
+            return {"format": "text", **_renamed({"text": self["column"]})}
+        if self.kind != "chat_dataset":
+            usual = {"input": "instruction", "output": "output"} if self.kind == "instruct_dataset" else {}
+            pairs = {name: name for name in usual} | (self["column_map"] or {})
+            return {"format": "alpaca", **_renamed({usual.get(name, name): own for name, own in pairs.items()})}
+        style = self["conversation_style"]
+        if style not in _STYLES:
+            what = f"torchtune has no {shown(style)}"
+            self.draft.refuse(f"{self.group}.conversation_style", what, "use sharegpt or openai")
+            return {}
+        layout, usual = _STYLES[style]
+        return {"format": layout, **_renamed({usual: self["conversation_column"] or usual})}
+
+
+def _renamed(columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return `columns` of a source: the fields with another name in the file."""
+    renamed = {field: own for field, own in columns.items() if field != own}
+    return {"columns": renamed} if renamed else {}
 
 
 def _family(draft: Draft) -> str:
@@ -91,39 +153,3 @@ def _set_turns(draft: Draft) -> None:
     else:
         what = f"surefoot does not know torchtune's message format for {_family(draft)}"
         draft.refuse("dataset._component_", what, "use alpaca_dataset or text_completion_dataset")
-
-
-def _source(draft: Draft, kind: str) -> dict[str, Any]:
-    path = draft["dataset.source"] or _SETS.get(kind)
-    files, split = draft["dataset.data_files"], draft["dataset.split"]
-    if path is None:
-        draft.refuse("dataset.source", "is required", "name a dataset")
-    try:
-        split, count = parse_split(str(split))
-    except Refusal as refusal:
-        draft.refuse("dataset.split", refusal.what, refusal.fix)
-        count = None
-    part = {} if count is None else {"max_samples": count}
-    if files is not None:
-        return {"path": files, **part}
-    subset = {"subset": draft["dataset.name"]} if draft["dataset.name"] else {}
-    return {"path": path, **subset, **({"split": split} if split != "train" else {}), **part}
-
-
-def _columns(source: dict[str, Any], given: Any, ours: Mapping[str, str]) -> None:
-    """Set the columns from column_map (torchtune's name -> file's column). ours: torchtune's name -> surefoot's."""
-    pairs = {name: name for name in ours} | (given or {})
-    columns = {ours.get(name, name): column for name, column in pairs.items() if ours.get(name, name) != column}
-    if columns:
-        source["columns"] = columns
-
-
-def _chat(draft: Draft, source: dict[str, Any]) -> None:
-    layouts = {"sharegpt": ("sharegpt", "conversations"), "openai": ("messages", "messages")}
-    style = draft["dataset.conversation_style"]
-    if style not in layouts:
-        draft.refuse("dataset.conversation_style", f"torchtune has no {shown(style)}", "use sharegpt or openai")
-        return
-    source["format"], usual = layouts[style]
-    if (column := draft["dataset.conversation_column"]) not in (None, usual):
-        source["columns"] = {usual: column}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from surefoot.interop.settings import (
-    PACKED,
-    UNPACKED,
     Row,
+    all_listed,
     by_name,
     carried,
     group,
@@ -25,7 +25,35 @@ from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names
 _LIBRARY = "surefoot reads this from the model's own files"
 _MEMORY = "affects memory or speed only, not results"
 _CUT = "longer examples lose prompt tokens first"
+_SIGHT = "surefoot trains models that also see from the Qwen families, not Llama 3.2 Vision or Llama 4"
+_TRAINABLE = ("decoder", "encoder", "fusion")
+_SEEING = ("model.image_size", "tokenizer.image_size", "tokenizer.max_num_tiles", "collate_fn")
+_TEACHER = {
+    **dict.fromkeys(("_component_", "recipe_checkpoint", "model_type"), _LIBRARY),
+    "checkpoint_files": "surefoot reads all weights of the folder",
+    "output_dir": "the teacher is not saved",
+}
 
+
+def last_name(component: Any) -> str:
+    return str(component or "").rpartition(".")[2]
+
+
+_DATASET: tuple[Row, ...] = (
+    joint("dataset._component_", None, ("data.train", "data.format", "data.template"), type=text),
+    joint("dataset.source", None, ("data.train",), type=text),
+    joint("dataset.data_files", None, ("data.train",), type=text),
+    joint("dataset.split", "train", ("data.train",), type=text),
+    joint("dataset.name", None, ("data.train",), "the subset", type=text),
+    joint("dataset.column_map", None, ("data.train",), type=group),
+    joint("dataset.column", "text", ("data.train",), type=text),
+    joint("dataset.conversation_column", None, ("data.train",), type=text),
+    joint("dataset.conversation_style", None, ("data.format",), type=text),
+    joint("dataset.train_on_input", None, ("data.train_on",), type=truth),
+    joint("dataset.packed", False, ("batch.row_tokens",)),
+    refused("dataset.new_system_prompt", None, "surefoot adds no system prompt", "put it into the data"),
+    refused("dataset.filter_fn", None, "is code", "filter the data first"),
+)
 _ROWS: tuple[Row, ...] = (
     carried("output_dir", None, "output", type=text),
     joint("model._component_", None, ("adapter.kind", "precision.base"), type=text),
@@ -40,6 +68,8 @@ _ROWS: tuple[Row, ...] = (
     listed("tokenizer._component_", None, _LIBRARY),
     listed("tokenizer.path", None, _LIBRARY),
     listed("tokenizer.merges_file", None, _LIBRARY),
+    listed("tokenizer.vocab_path", None, _LIBRARY),
+    listed("tokenizer.merges_path", None, _LIBRARY),
     listed("tokenizer.special_tokens_path", None, _LIBRARY),
     joint("tokenizer.max_seq_len", None, ("data.max_length",), _CUT, type=whole),
     refused("tokenizer.prompt_template", None, "surefoot has its own templates", "set data.template in its config"),
@@ -50,22 +80,15 @@ _ROWS: tuple[Row, ...] = (
     listed("checkpointer.model_type", None, _LIBRARY),
     listed("checkpointer.safe_serialization", None, "surefoot only writes safetensors"),
     listed("checkpointer.recipe_checkpoint", None, "surefoot's checkpoints hold the whole state"),
+    joint("checkpointer.keep_last_n_checkpoints", None, ("checkpoint.keep",), type=whole),
     refused("checkpointer.adapter_checkpoint", None, "surefoot starts every run with a new adapter", "leave it out"),
     joint("resume_from_checkpoint", False, (), "--resume"),
     listed("save_adapter_weights_only", False, "every checkpoint can be resumed from"),
-    joint("dataset._component_", None, ("data.train", "data.format", "data.template"), type=text),
-    joint("dataset.source", None, ("data.train",), type=text),
-    joint("dataset.data_files", None, ("data.train",), type=text),
-    joint("dataset.split", "train", ("data.train",), type=text),
-    joint("dataset.name", None, ("data.train",), "the subset", type=text),
-    joint("dataset.column_map", None, ("data.train",), type=group),
-    joint("dataset.column", "text", ("data.train",), type=text),
-    joint("dataset.conversation_column", None, ("data.train",), type=text),
-    joint("dataset.conversation_style", None, ("data.format",), type=text),
-    joint("dataset.train_on_input", None, ("data.train_on",), type=truth),
-    refused("dataset.packed", False, PACKED, UNPACKED),
-    refused("dataset.new_system_prompt", None, "surefoot adds no system prompt", "put it into the data"),
-    refused("dataset.filter_fn", None, "is code", "filter the data first"),
+    *_DATASET,
+    *(replace(row, name=f"dataset_val.{last_name(row.name)}") for row in _DATASET if row.name != "dataset.packed"),
+    refused("dataset_val.packed", False, "surefoot evaluates every example by itself", "leave it out"),
+    joint("run_val_every_n_steps", None, ("eval_every",), type=whole),
+    listed("batch_size_val", None, "the evaluation loss is a mean over tokens, whatever the batch"),
     carried("seed", None, "seed", type=whole),
     refused("shuffle", True, "every epoch is shuffled with the seed", "leave it out"),
     joint("batch_size", 1, ("batch.micro", "batch.size")),
@@ -86,6 +109,14 @@ _ROWS: tuple[Row, ...] = (
     refused("lr_scheduler.num_cycles", 0.5, "surefoot's cosine is half a cycle", "leave it out"),
     joint("loss._component_", None, (), "cross-entropy", type=text),
     listed("loss.num_output_chunks", None, _MEMORY),
+    listed("teacher_model._component_", None, _LIBRARY),
+    joint("teacher_checkpointer.checkpoint_dir", None, ("stage", "distill.teacher"), type=text),
+    *(listed(f"teacher_checkpointer.{name}", None, about) for name, about in _TEACHER.items()),
+    joint("kd_loss._component_", None, ("distill.beta",), type=text),
+    listed("kd_loss.num_output_chunks", None, _MEMORY),
+    joint("kd_ratio", 0.5, ("distill.sft",)),
+    *(refused(f"model.{name}_trainable", None, _SIGHT, "use a text model") for name in _TRAINABLE),
+    *all_listed("belongs to a model that also sees", **dict.fromkeys(_SEEING)),
     listed("loss.ignore_index", None, "prompts and padding are masked by position"),
     carried("clip_grad_norm", None, "optim.max_grad_norm", type=number),
     joint("compile", False, ("compile",)),
@@ -109,11 +140,11 @@ _ROWS: tuple[Row, ...] = (
     joint("quantizer._component_", None, ("precision.qat",), HEAD_NOT_ROUNDED, type=text),
     joint("quantizer.groupsize", 256, ("precision.qat_group_size",), type=whole),
     refused("fake_quant_after_n_steps", None, "surefoot quantizes from the first step", "leave it out"),
-    refused("fsdp_cpu_offload", False, "surefoot configures this with parallel.engine", "leave it out"),
-    refused("tensor_parallel_dim", 1, "surefoot configures this with parallel.engine", "leave it out"),
+    joint("fsdp_cpu_offload", False, ("parallel.offload",)),
+    listed("fsdp_reshard_after_forward", True, _MEMORY),
+    refused("tensor_parallel_dim", 1, "surefoot divides no layer over several processes", "leave it out"),
+    listed("tensor_parallel_plan", None, "belongs to tensor_parallel_dim, which is 1"),
+    refused("data_parallel_shard_dim", -1, "surefoot shards over all processes", "leave it out"),
+    refused("data_parallel_replicate_dim", 1, "surefoot shards over all processes", "leave it out"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
-
-
-def last_name(component: Any) -> str:
-    return str(component or "").rpartition(".")[2]

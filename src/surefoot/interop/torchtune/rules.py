@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, switch
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, set_keep, switch
 from surefoot.interop.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -29,8 +29,8 @@ def set_model(draft: Draft) -> None:
         fix = "use FullModelHFCheckpointer and a folder with config.json"
         draft.refuse("checkpointer._component_", "surefoot reads Hugging Face's format", fix)
         return
-    names = ("checkpointer.checkpoint_dir", "checkpointer._component_")
-    draft.set("model.path", draft["checkpointer.checkpoint_dir"], *names)
+    draft.set("model.path", draft["checkpointer.checkpoint_dir"], "checkpointer.checkpoint_dir")
+    draft.note("checkpointer._component_", "listed", "surefoot reads Hugging Face's format")
 
 
 def set_adapter(draft: Draft) -> None:
@@ -42,6 +42,7 @@ def set_adapter(draft: Draft) -> None:
         draft.drop("the model has no adapter", *words, "model.quantize_base")
         return
     draft.set("adapter.kind", "dora" if draft["model.use_dora"] else "lora", "model._component_", "model.use_dora")
+    draft.note("model._component_", "carried", "that it has an adapter; the rest is read from the model's own files")
     for name, key in (("lora_rank", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")):
         draft.set(f"adapter.{key}", draft[f"model.{name}"], f"model.{name}")
     named = draft["model.lora_attn_modules"] or []
@@ -79,6 +80,11 @@ def set_precision(draft: Draft) -> None:
         draft.set("precision.base", dtype, "dtype", why=master)
 
 
+_DIVERGENCES = {
+    f"{kind}KL{form}Loss": beta
+    for kind, beta in (("Forward", 0.0), ("Reverse", 1.0))
+    for form in ("", "WithChunkedOutput")
+}
 _QAT = "Int8DynActInt4WeightQATQuantizer"
 
 
@@ -93,8 +99,43 @@ def set_qat(draft: Draft) -> None:
         draft.drop("no quantization is requested", "quantizer._component_", "quantizer.groupsize")
 
 
+_PACKED = "torchtune fills rows in the order of the file and leaves no place in an earlier one, so it has a few more"
+
+
+def set_teacher(draft: Draft) -> None:
+    """Set distill.*: torchtune's loss is (1 - kd_ratio) x cross entropy + kd_ratio x divergence."""
+    names = [name for name in draft.rows if name.startswith(("teacher_", "kd_"))]
+    teacher, loss, ratio = draft["teacher_checkpointer.checkpoint_dir"], draft["kd_loss._component_"], draft["kd_ratio"]
+    if teacher is None and loss is None:
+        draft.drop("there is no teacher", *names)
+        return
+    beta = _DIVERGENCES.get(last_name(loss))
+    if teacher is None or beta is None:
+        name = "kd_loss._component_" if teacher else "teacher_checkpointer.checkpoint_dir"
+        fix = f"give the teacher's folder, and one of {', '.join(_DIVERGENCES)}"
+        draft.refuse(name, "a divergence and a teacher belong together", fix)
+    elif draft.written("stage") != "sft":
+        draft.refuse("dataset._component_", "surefoot distills on answers, not on plain texts", "use another dataset")
+    elif not 0 < ratio <= 1 or "Adam" not in str(draft["optimizer._component_"]) or draft["clip_grad_norm"]:
+        # sft + divergence is the same loss times 1 / kd_ratio, and only AdamW's step does not see a factor.
+        what = "surefoot weighs the cross entropy, not the divergence, which is the same with AdamW and no clipping"
+        draft.refuse("kd_ratio", what, "use AdamW without clip_grad_norm and a ratio above 0")
+    else:
+        draft.set("stage", "distill", "teacher_checkpointer.checkpoint_dir")
+        draft.set("distill.teacher", teacher, "teacher_checkpointer.checkpoint_dir")
+        draft.set("distill.beta", beta, "kd_loss._component_")
+        why = f"the loss is {1 / ratio:g} times torchtune's, and AdamW's step does not depend on a factor"
+        draft.set("distill.sft", (1 - ratio) / ratio, "kd_ratio", why=why)
+
+
 def set_steps(draft: Draft) -> None:
     set_batch(draft, "batch_size", "gradient_accumulation_steps")
+    if draft["dataset.packed"] and draft["tokenizer.max_seq_len"] is None:
+        draft.refuse("dataset.packed", "needs a length of the rows", "set tokenizer.max_seq_len")
+    elif draft["dataset.packed"]:
+        names = ("dataset.packed", "tokenizer.max_seq_len", "batch_size")
+        draft.set("batch.row_tokens", draft["tokenizer.max_seq_len"], *names, why=_PACKED)
+        del draft.config["batch"]["micro"]  # rows of a forward pass there
     epochs, most = draft["epochs"], draft["max_steps_per_epoch"]
     if epochs < 1:
         draft.refuse("epochs", f"expected a number from 1, got {epochs}")
@@ -148,7 +189,13 @@ def set_rest(draft: Draft) -> None:
     checkpointing = "enable_activation_checkpointing"
     draft.set("gradient_checkpointing", switch(draft[checkpointing]), checkpointing)
     draft.set("checkpoint.every", "1 epoch", why="torchtune saves after each epoch")
-    draft.set("checkpoint.keep", KEEP_ALL, why="torchtune deletes no checkpoint")
+    if keep := draft["checkpointer.keep_last_n_checkpoints"]:
+        set_keep(draft, keep, "checkpointer.keep_last_n_checkpoints")
+    else:
+        draft.set("checkpoint.keep", KEEP_ALL, why="torchtune deletes no checkpoint")
+    alone = draft.facts.get("processes", 1) == 1
+    draft.note("fsdp_cpu_offload", "listed" if alone else "carried", "is for several processes" if alone else "",
+               *(() if alone else ("parallel.offload",)))  # fmt: skip
     if draft["device"] == "cpu":
         draft.environment["CUDA_VISIBLE_DEVICES"] = ""
     draft.note("device", "carried", "" if draft["device"] == "cpu" else "the accelerator, if there is one")

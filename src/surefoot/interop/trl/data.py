@@ -144,13 +144,12 @@ def _mixture(draft: Draft, setting: str) -> list[Any]:
             draft.refuse(setting, f"{place}.data_files: {shown(files)} is not one file", "give each its own entry")
             continue
         try:
-            split, count = parse_split(str(entry.get("split", "train")))
-            more = {**_columns(entry.get("columns")), **_weighed(entry.get("weight"))}
+            split, part = parse_split(str(entry.get("split", "train")))
+            more = {**_columns(entry.get("columns")), **_weighed(entry.get("weight")), **part}
         except Refusal as refusal:
             draft.refuse(setting, f"{place}: {refusal.what}", refusal.fix)
             continue
         source = _source(files, entry.get("name"), split)
-        more |= {} if count is None else {"max_samples": count}
         sources.append({**_entry(source), **more} if more else source)
     return sources or ["?"]
 

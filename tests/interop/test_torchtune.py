@@ -1,0 +1,139 @@
+"""torchtune's recipes: rows, validation, a teacher and what its repository names, beside what its source computes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from helpers.architectures import LLAMA, build
+from helpers.faults import raises_fault
+from interop.small_configs import BASES, text_of
+from surefoot.data.batching.batch import Example
+from surefoot.data.batching.loader import Layout, to_batch
+from surefoot.data.batching.order import filled_rows, whole
+from surefoot.interop.launch import Options
+from surefoot.interop.registry import translate_command, translate_file
+from surefoot.interop.translation import Translation
+from surefoot.methods.distill.teacher import teacher_of
+from surefoot.methods.losses.distill import DistillSettings, distill_objective
+from surefoot.methods.losses.sft import supervised_logits
+from surefoot.system.errors import InputError
+
+SAME = 1e-6  # relative, float64 with norms in fp32
+TUNE = BASES["tune"][1]
+
+
+def tune(**more: Any) -> Translation:
+    """Translate with groups of settings added to those of the smallest config."""
+    given = {name: TUNE[name] | group if isinstance(group, dict) and name in TUNE else group
+             for name, group in more.items()}  # fmt: skip
+    return translate_file("t.json", text_of("tune", **given), [], Options())
+
+
+def refused(**more: Any) -> set[str]:
+    with pytest.raises(InputError) as caught:
+        tune(**more)
+    return {fault.what.partition(":")[0] for fault in caught.value.faults}
+
+
+def packs(lengths: list[int], room: int) -> list[list[int]]:
+    """torchtune's PackedDataset (bd2a0fc) without splitting: a pack is closed by the first example without room."""
+    found: list[list[int]] = [[]]
+    for index, length in enumerate(lengths):
+        if sum(lengths[place] for place in found[-1]) + length > room:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def test_packed_rows_decide_the_batch() -> None:
+    found = tune(dataset={"packed": True}, tokenizer={"max_seq_len": 512}, batch_size=2, gradient_accumulation_steps=4)
+    assert found.config["batch"] == {"size": 8, "row_tokens": 512}
+    lengths = np.random.default_rng(0).integers(40, 300, 2000)
+    ours, theirs = len(filled_rows(0, whole(2000), lengths, 512)), len(packs(lengths.tolist(), 512))
+    assert ours <= theirs < 1.25 * ours  # the note says that torchtune has more
+    assert refused(dataset={"packed": True}) == {"dataset.packed"}
+
+
+def test_validation_takes_the_end_of_the_split() -> None:
+    words = {"dataset": {"split": "train[:95%]"}, "dataset_val": {"_component_": TUNE["dataset"]["_component_"],
+             "split": "train[95%:]"}, "batch_size_val": 2}  # fmt: skip
+    found = tune(**words, run_val_every_n_steps=50)
+    share = {"of": [95, 5], "in_order": True}
+    assert found.config["data"]["train"]["share"] == {**share, "take": 1}
+    assert found.config["data"]["eval"]["share"] == {**share, "take": 2}
+    assert found.config["eval_every"] == "50 steps"
+    assert "eval" not in tune(**words).config["data"]  # without the number nothing is validated
+    other = {"_component_": "torchtune.datasets.chat_dataset"}
+    assert refused(dataset_val=other, run_val_every_n_steps=5) == {"dataset_val._component_"}
+
+
+TEACHER = {
+    "teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
+    "teacher_checkpointer": {"checkpoint_dir": "teacher"},
+    "kd_loss": {"_component_": "torchtune.modules.loss.ForwardKLWithChunkedOutputLoss"},
+}
+
+
+def theirs(logits: torch.Tensor, teacher: torch.Tensor, targets: torch.Tensor, ratio: float) -> torch.Tensor:
+    """torchtune's loss (bd2a0fc): the mean cross entropy, and its ForwardKLLoss without the masked positions."""
+    forward = -(teacher.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+    return (1 - ratio) * F.cross_entropy(logits, targets) + ratio * forward
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.25, 1.0])
+def test_a_teacher_has_torchtunes_gradient(ratio: float) -> None:
+    config = tune(**TEACHER, kd_ratio=ratio).config
+    assert (config["stage"], config["distill"]["teacher"]) == ("distill", "teacher")
+    torch.manual_seed(0)
+    student, teacher = (build(LLAMA, device="cpu", attn_implementation="sdpa").double() for _ in range(2))
+    teacher.requires_grad_(False)
+    batch = to_batch([Example(np.arange(3, 15), np.arange(12) >= 5, 0)], Layout(0))
+    logits, targets = supervised_logits(student, batch)
+    theirs(logits, supervised_logits(teacher, batch)[0], targets, ratio).backward()
+    wanted = torch.cat([one.grad.flatten() for one in student.parameters() if one.grad is not None])
+    student.zero_grad()
+
+    def ours(sft: float) -> torch.Tensor:
+        settings = DistillSettings(beta=config["distill"].get("beta", 0.0), temperature=1.0, sft=sft)
+        student.zero_grad()
+        distill_objective(settings, teacher_of(teacher, 320))(student, batch).loss.backward()
+        found = torch.cat([one.grad.flatten() for one in student.parameters() if one.grad is not None])
+        return ratio * found / batch.weight
+
+    sft = config["distill"].get("sft", 0.0)
+    assert float((ours(sft) - wanted).norm() / wanted.norm()) < SAME
+    assert float((ours(sft + 0.5) - wanted).norm() / wanted.norm()) > 1000 * SAME
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"kd_ratio": 0.0}, "kd_ratio"),
+        ({"clip_grad_norm": 1.0}, "kd_ratio"),  # a factor of the loss would change what is clipped
+        ({"optimizer": {"_component_": "torch.optim.SGD"}}, "kd_ratio"),
+        ({"kd_loss": {"_component_": "torchtune.modules.loss.SymmetricKLLoss"}}, "kd_loss._component_"),
+        ({"teacher_checkpointer": {"output_dir": "o"}}, "teacher_checkpointer.checkpoint_dir"),
+    ],
+)
+def test_teachers_of_another_kind_are_refused(more: dict[str, Any], place: str) -> None:
+    assert refused(**(TEACHER | more)) == {place}
+
+
+def test_a_config_inside_torchtune_is_read_in_its_repository() -> None:
+    files = {"recipes/configs/llama3/8B_full.yaml": json.dumps(TUNE | {"fsdp_cpu_offload": True})}
+    command = ["tune", "run", "--nproc_per_node", "2", "full_finetune_distributed", "--config", "llama3/8B_full"]
+    found = translate_command(command, Options(read=files.__getitem__))
+    assert found.config["parallel"] == {"nproc": 2, "engine": "fsdp2", "offload": "all"}
+    assert "parallel" not in translate_file("t.json", files.popitem()[1], [], Options()).config
+
+
+def test_what_is_no_training_has_one_reason() -> None:
+    given = {name: TUNE[name] for name in ("model", "tokenizer", "checkpointer")} | {"temperature": 0.6, "top_k": 300}
+    with raises_fault("SF-TRANSLATE-COMMAND", "generation.json"):
+        translate_file("generation.json", json.dumps(given), [], Options())
