@@ -1,17 +1,16 @@
-"""Weights that are stored in few bits, as the plain numbers that they stand for.
+"""Dequantize stored weights: MXFP4 and block-wise FP8 here, GPTQ, AWQ and compressed-tensors in `decoded_integers`.
 
-`decoded(tensors, config)` gives plain weights under plain names; a tensor is decoded when it is read. What trains or is
-adapted then is a model like any other, in 16 or 32 bits. MXFP4 and FP8 in blocks are decoded here, integers with
-factors of groups in `decoded_integers`.
+`decoded(tensors, config)` returns plain weights under the names of an unquantized model; a tensor is dequantized when
+it is read. The model is then trained or adapted like any other, in 16 or 32 bits.
 
-MXFP4 (OCP Microscaling Formats 1.0; gpt-oss): `X_blocks` [experts, rows, groups, 16] has two numbers of four bits in a
-byte, the low half first, and `X_scales` [experts, rows, groups] an exponent for 32 of them; transformers' X is
-[experts, columns, rows]. Each number is exact in bf16.
+MXFP4 (OCP Microscaling Formats 1.0; gpt-oss): a byte of `X_blocks` [experts, rows, groups, 16] holds two 4-bit values,
+the low half first; `X_scales` [experts, rows, groups] holds one exponent per 32 values. In transformers X is
+[experts, columns, rows]. The values are exact in bf16.
 
     x = e2m1 * 2^(scale - 127)
 
-FP8 (DeepSeek-V3, Qwen3-FP8): `X.weight` in e4m3 and `X.weight_scale_inv`, a factor for each block of 128 x 128. The
-product is formed in fp32; loading rounds it to the type of the base.
+FP8 (DeepSeek-V3, Qwen3-FP8): `X.weight` in e4m3, and `X.weight_scale_inv` with one scale per block of 128 x 128. The
+product is computed in fp32; loading rounds it to the base's dtype.
 
     x = e4m3 * scale_inv
 """
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
     import torch
 
 BLOCKS, SCALES, FACTORS = "_blocks", "_scales", "_scale_inv"
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero: the fourth bit is the sign
-_BIAS = 127  # of the exponents e8m0
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the fourth bit is the sign
+_BIAS = 127  # of the e8m0 exponents
 
 
 def decoded(tensors: Tensors, stored: Mapping[str, Any]) -> dict[str, LazyTensor]:
-    """Name -> plain tensor: MXFP4 in bf16, other forms in fp32, all others as they are.
+    """Return name -> plain tensor: MXFP4 in bf16, other quantized ones in fp32, unquantized ones unchanged.
 
-    tensors: of the files.
-    stored: quantization_config of config.json, one that `surefoot.families.stored_forms.stored_form` knows.
+    tensors: the stored tensors.
+    stored: config.json's quantization_config, of a kind that `surefoot.families.stored_forms.stored_form` knows.
 
-    Raises InputError for numbers without their factors, and for shapes that do not belong together.
+    Raises InputError if scales are missing or shapes do not match.
     """
     if stored["quant_method"] not in ("mxfp4", "fp8"):
         return decoded_integers(tensors, stored)
@@ -61,13 +60,13 @@ def _is_factor(name: str, tensors: Tensors) -> bool:
 
 def _factors_of(tensors: Tensors, name: str, factors: str) -> LazyTensor:
     if factors not in tensors:
-        raise layout_error(name, f"its factors {factors} are missing", "copy or download the model again")
+        raise layout_error(name, f"its scales {factors} are missing", "copy or download the model again")
     return tensors[factors]
 
 
 def _mxfp4(name: str, blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     if len(blocks.shape) != 4 or blocks.shape[:-1] != scales.shape:
-        raise layout_error(name, f"is {list(blocks.shape)}, and its scales are {list(scales.shape)}")
+        raise layout_error(name, f"has shape {list(blocks.shape)}, but its scales have {list(scales.shape)}")
     experts, rows, groups, half = blocks.shape
 
     def read() -> torch.Tensor:
@@ -76,7 +75,7 @@ def _mxfp4(name: str, blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
         packed, exponents = blocks.read(), scales.read().to(torch.int32) - _BIAS
         values = torch.tensor((*_E2M1, *(-value for value in _E2M1)), dtype=torch.bfloat16)
         plain = torch.empty(experts, groups * half * 2, rows, dtype=torch.bfloat16)
-        for expert in range(experts):  # the indices take 16 times the room of the numbers
+        for expert in range(experts):  # one at a time: the indices need 16 times the memory of the packed values
             pair = torch.stack((packed[expert] & 15, packed[expert] >> 4), dim=-1).flatten(-2)
             numbers = torch.ldexp(values[pair.long()], exponents[expert].unsqueeze(-1))
             plain[expert] = numbers.reshape(rows, -1).t()
@@ -88,7 +87,7 @@ def _mxfp4(name: str, blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
 def _fp8(name: str, numbers: LazyTensor, factors: LazyTensor, block: tuple[int, int]) -> LazyTensor:
     grid = tuple(-(-size // of) for size, of in zip(numbers.shape, block, strict=False))
     if len(numbers.shape) != 2 or factors.shape != grid:
-        what = f"is {list(numbers.shape)} in blocks of {list(block)}, and its factors are {list(factors.shape)}"
+        what = f"has shape {list(numbers.shape)} in blocks of {list(block)}, but its scales have {list(factors.shape)}"
         raise layout_error(name, what)
 
     def read() -> torch.Tensor:

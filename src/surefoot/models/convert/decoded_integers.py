@@ -1,20 +1,21 @@
-"""Weights that are stored in few bits with factors for groups of columns: GPTQ, AWQ and compressed-tensors.
+"""Dequantize weights with scales per group of input columns: GPTQ, AWQ and compressed-tensors.
 
-A linear layer [outputs, inputs] is stored as numbers q, and for each output and group of inputs a factor s and zero z:
+A linear layer [outputs, inputs] is stored as integers q, with a scale s and a zero point z per output and group of
+inputs:
 
     w = s (q - z)
 
-which is formed in fp32, where it is exact. Integers lie in words of 32 bits, the first in the lowest ones.
+computed in fp32, where it is exact. Integers are packed into 32-bit words, lowest bits first.
 
-GPTQ                `X.qweight` [inputs * bits / 32, outputs], `X.qzeros` [groups, outputs * bits / 32] less one each,
-                    with the borrow inside a word (gptq_v2: as they are), `X.scales` [groups, outputs], `X.g_idx`
-                    [inputs]: the group of an input
-AWQ (gemm)          `X.qweight` [inputs, outputs / 8], `X.qzeros` [groups, outputs / 8], `X.scales` [groups, outputs];
-                    a word's half bytes are columns 0, 2, 4, 6, 1, 3, 5, 7
-compressed-tensors  pack-quantized: `X.weight_packed` [outputs, inputs * bits / 32] with q + 2^(bits - 1),
-                    `X.weight_shape`, `X.weight_scale` [outputs, groups], `X.weight_zero_point`
-                    [outputs * bits / 32, groups], `X.weight_g_idx` [inputs]; int-, float- and naive-quantized:
-                    `X.weight` in int8 or e4m3, and the factors of a row, of the whole or of blocks
+GPTQ                `X.qweight` [inputs * bits / 32, outputs]; `X.qzeros` [groups, outputs * bits / 32], each stored
+                    minus one, with the borrow inside the word (gptq_v2: unchanged); `X.scales` [groups, outputs];
+                    `X.g_idx` [inputs], the group of each input
+AWQ (gemm)          `X.qweight` [inputs, outputs / 8]; `X.qzeros` [groups, outputs / 8]; `X.scales` [groups, outputs];
+                    the 4-bit values of a word are columns 0, 2, 4, 6, 1, 3, 5, 7
+compressed-tensors  pack-quantized: `X.weight_packed` [outputs, inputs * bits / 32], stored as q + 2^(bits - 1);
+                    `X.weight_shape`; `X.weight_scale` [outputs, groups]; `X.weight_zero_point`
+                    [outputs * bits / 32, groups]; `X.weight_g_idx` [inputs].
+                    int-, float- and naive-quantized: `X.weight` in int8 or e4m3, with scales per row, tensor or block
 """
 
 from __future__ import annotations
@@ -29,21 +30,15 @@ if TYPE_CHECKING:
     import torch
 
 _WORD = 32
-_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the half bytes of a word, from the lowest
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's 4-bit values, from the lowest bits
 _GPTQ_BITS = (2, 4, 8)
-_ROWS = 256  # that are multiplied at a time: what is formed on the way would take twice the room of the result
+_ROWS = 256  # computed at a time: temporaries of all rows would need twice the memory of the result
 
-Parts = Mapping[str, LazyTensor]  # a module's tensors by the last part of their names
+Parts = Mapping[str, LazyTensor]  # a module's tensors by the last part of their names, such as "qweight"
 
 
 def decoded_integers(tensors: Tensors, stored: Mapping[str, Any]) -> dict[str, LazyTensor]:
-    """Name -> plain tensor: quantised ones in fp32, all others as they are.
-
-    tensors: of the files.
-    stored: quantization_config of config.json, one that `surefoot.families.stored_forms.stored_form` knows.
-
-    Raises InputError for numbers without their factors, and for shapes that do not belong together.
-    """
+    """Return name -> plain tensor: quantized ones in fp32, others unchanged. Arguments and errors as of `decoded`."""
     modules: defaultdict[str, dict[str, LazyTensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         stem, dot, kind = name.rpartition(".")
@@ -62,7 +57,7 @@ def _gptq(stem: str, parts: Parts, stored: Mapping[str, Any]) -> LazyTensor:
     words, zeros, factors = (_part(stem, parts, kind) for kind in ("qweight", "qzeros", "scales"))
     held, outputs = words.shape
     inputs = parts["g_idx"].shape[0] if "g_idx" in parts else held * _WORD // stored["bits"]
-    bits = held * _WORD // inputs  # of this layer: some checkpoints have more for some
+    bits = held * _WORD // inputs  # of this layer: some checkpoints use more bits in some layers
     fits = bits in _GPTQ_BITS and held * _WORD == inputs * bits
     if not fits or factors.shape[1] != outputs or zeros.shape != (factors.shape[0], outputs * bits // _WORD):
         raise _unlike(f"{stem}qweight", words, zeros, factors)
@@ -124,7 +119,7 @@ def _compressed(stem: str, parts: Parts, stored: Mapping[str, Any]) -> LazyTenso
             zero = middle if zeros is None else _unpacked(zeros.read().t(), bits, outputs).t()
         if factor.shape[0] in (1, outputs):
             size = -(-inputs // factor.shape[1])
-        else:  # in blocks of rows as well
+        else:  # blocks span rows, too
             size = block[1]
             factor, zero = (one.repeat_interleave(block[0], 0)[:outputs] for one in (factor, zero))
         columns = _columns(stem, parts.get("weight_g_idx"), inputs, size, factor.shape[1])
@@ -134,7 +129,12 @@ def _compressed(stem: str, parts: Parts, stored: Mapping[str, Any]) -> LazyTenso
 
 
 def _columns(stem: str, groups: LazyTensor | None, inputs: int, size: int, count: int) -> torch.Tensor:
-    """The group of each input: [inputs]. size: inputs of a group; -1: one group."""
+    """Return the group of each input, [inputs].
+
+    groups: g_idx, if stored.
+    size: inputs per group; -1 for a single group.
+    count: number of groups with scales.
+    """
     import torch
 
     if groups is None:
@@ -142,12 +142,17 @@ def _columns(stem: str, groups: LazyTensor | None, inputs: int, size: int, count
     else:
         found = groups.read().long()
     if len(found) != inputs or int(found.min()) < 0 or int(found.max()) >= count:
-        raise layout_error(stem.rstrip("."), f"has factors for {count} groups of inputs, and inputs of others")
+        raise layout_error(stem.rstrip("."), f"has scales for {count} groups of inputs, but inputs of other groups")
     return found
 
 
 def _product(numbers: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """s (q - z) [outputs, inputs] in fp32; numbers of that shape, zeros and factors [outputs, groups]."""
+    """Return s (q - z) in fp32, [outputs, inputs].
+
+    numbers: q, [outputs, inputs].
+    zeros, factors: z and s, [outputs, groups].
+    columns: the group of each input, [inputs].
+    """
     import torch
 
     plain = torch.empty(numbers.shape, dtype=torch.float32)
@@ -159,7 +164,7 @@ def _product(numbers: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor, 
 
 
 def _unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Numbers [rows, count] of so many bits from words [rows, words] of 32."""
+    """Unpack `count` integers of `bits` bits per row. words: [rows, words] int32. Returns [rows, count] uint8."""
     import torch
 
     held = _WORD // bits
@@ -180,17 +185,17 @@ def _part(stem: str, parts: Parts, kind: str) -> LazyTensor:
 
 
 def _unlike(name: str, numbers: LazyTensor, *others: LazyTensor) -> Exception:
-    what = " and ".join(str(list(one.shape)) for one in others)
-    return layout_error(name, f"is {list(numbers.shape)}, and what belongs to it is {what}")
+    shapes = " and ".join(str(list(one.shape)) for one in others)
+    return layout_error(name, f"has shape {list(numbers.shape)}, but its zero points and scales have {shapes}")
 
 
-# Of each form: how a layer is decoded, and by which of its tensors one is known.
+# Per format: the function that decodes a layer, and the tensors that show that a layer is quantized.
 _FORMS: Mapping[str, tuple[Callable[[str, Parts, Mapping[str, Any]], LazyTensor], frozenset[str]]] = {
     "gptq": (_gptq, frozenset({"qweight"})),
     "awq": (_awq, frozenset({"qweight"})),
     "compressed-tensors": (_compressed, frozenset({"weight_packed", "weight_scale"})),
 }
-# What a decoded weight takes the place of.
+# Stored tensors that the decoded weight replaces.
 _OWN = {"weight", "qweight", "qzeros", "scales", "g_idx"} | {
     f"weight_{kind}" for kind in ("packed", "shape", "scale", "zero_point", "g_idx")
 }

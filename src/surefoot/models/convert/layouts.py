@@ -1,4 +1,4 @@
-"""The layouts that are recognised, as a table, and rules from the family's own layout to each that can be written.
+"""Table of the layouts that are recognised, and the rules from transformers' layout to those that can be written.
 
 docs/convert.md shows the table.
 """
@@ -19,9 +19,9 @@ from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 class Layout:
     """A layout of weights.
 
-    name: as `surefoot convert` calls it.
-    recognised_by: what in the names or shapes shows it.
-    rules: kinds of `surefoot.models.convert.rules` that lead away from it.
+    name: in messages and `surefoot convert --to NAME`.
+    recognised_by: the names or shapes that it is recognised by.
+    rules: kinds in `surefoot.models.convert.rules` that convert from it.
     to: whether `surefoot convert --to NAME` writes it.
     """
 
@@ -81,7 +81,13 @@ ADAPTER_TARGETS = ("peft", "live-peft", "old-dora", "fused", "split")
 
 
 def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) -> list[Rule]:
-    """From hf to `layout`, for a model. Raises InputError where the model has no such layout."""
+    """Return the rules that convert a model from hf to `layout`.
+
+    tensors: weights in the layout hf.
+    value_head: whether it is a reward model.
+
+    Raises InputError if the layout does not exist for this model.
+    """
     there = target.head in tensors
     tied = {"head": target.head, "embedding": target.embedding}
     drop = [Rule("drop tied head", tied)] if target.facts.tied and there else []
@@ -112,7 +118,7 @@ def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) ->
         if group.own_is_fused != (layout == "fused"):
             rules.append(Rule("fuse" if layout == "fused" else "split", settings))
     if not rules:
-        what = f"nothing here is to be {layout}: {target.facts.model_type} has its matrices so, or has none such"
+        what = f"{target.facts.model_type} has no matrices to store {layout}, or its own layout stores them so already"
         raise layout_error(f"--to {layout}", what)
     return [*drop, *rules]
 
@@ -120,9 +126,13 @@ def rules_to(layout: str, tensors: Tensors, target: Target, value_head: bool) ->
 def adapter_rules_to(
     layout: str, tensors: Tensors, config: Mapping[str, Any], target: Target | None, where: str
 ) -> tuple[list[Rule], dict[str, LazyTensor], dict[str, Any]]:
-    """From peft to `layout`, for an adapter: the rules, the tensors after them and adapter_config.json's settings.
+    """Convert an adapter from peft to `layout`. Returns the rules, and the tensors and adapter_config.json after them.
 
-    target: of the base model, wanted for fused and split.
+    tensors, config: of the adapter in the layout peft.
+    target: the base model; required for fused and split.
+    where: the place that errors name.
+
+    Raises InputError if the layout does not exist for this adapter.
     """
     after, settings = dict(tensors), dict(config)
     if layout == "peft":
@@ -131,7 +141,7 @@ def adapter_rules_to(
         rule = Rule("name adapter", {"name": "default"}) if layout == "live-peft" else Rule("old magnitude", {})
         return [rule], apply(rule, after), settings
     if target is None:
-        what = "the sizes of the base model's matrices are wanted"
+        what = "needs the sizes of the base model's matrices"
         raise layout_error(f"--to {layout}", what, "give its folder: --base FOLDER")
     rules = []
     for group in groups(target):
@@ -141,7 +151,7 @@ def adapter_rules_to(
             after = apply(rule, after)
             rules.append(rule)
     if not rules:
-        kind = "the parts of" if layout == "fused" else "a matrix for all of"
-        what = f"the adapter is on none of {target.facts.model_type}'s layers that would change: not on {kind} q, k, v "
-        raise layout_error(f"--to {layout}", f"{what}nor of gate, up")
+        kind = "separate" if layout == "fused" else "fused"
+        what = f"nothing to convert: the adapter is on no {kind} q, k, v or gate, up of {target.facts.model_type}"
+        raise layout_error(f"--to {layout}", what)
     return rules, after, settings

@@ -1,7 +1,7 @@
-"""From the names and shapes of a state dict to its layouts, and to the rules that lead to the family's own layout.
+"""Recognise the layout of a state dict from names and shapes, and find the rules that convert it to transformers'.
 
-No tensor is read. Each step looks at one thing and adds a rule; in the end every name and shape must be one that the
-model has (`Target`), else the error counts what is missing and what is left over and shows the first of each.
+No tensor is read. Each step checks one property and adds a rule. In the end every name and shape must match the model
+(`Target`); otherwise the errors count missing and surplus weights and show the first of each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from surefoot.models.convert.rules import Rule, apply
 from surefoot.models.convert.tensors import LazyTensor, Tensors, in_layers, layout_error, some
 from surefoot.system.errors import Fault
 
-QKV_NAMES = ("qkv_proj", "qkv", "Wqkv", "c_attn", "in_proj")  # q, k, v one after the other
+QKV_NAMES = ("qkv_proj", "qkv", "Wqkv", "c_attn", "in_proj")  # rows of q, then of k, then of v
 GATE_UP_NAMES = ("gate_up_proj", "gate_up")
 QKV_PARTS = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"))
 GATE_UP_PARTS = (("gate_proj", "up_proj"),)
@@ -24,7 +24,10 @@ GATE_UP_PARTS = (("gate_proj", "up_proj"),)
 
 @dataclass(frozen=True)
 class Target:
-    """expected: name -> shape of every weight of the model, as transformers builds it; a tied head too."""
+    """The model that the weights are converted for.
+
+    expected: name -> shape of every weight as transformers builds the model, including a tied head.
+    """
 
     expected: Mapping[str, tuple[int, ...]]
     facts: ModelFacts
@@ -39,7 +42,7 @@ class Target:
 
     @property
     def layers(self) -> str:
-        """Name of the list of decoder layers; empty where no row has the structure."""
+        """Name of the list of decoder layers; empty if the family's structure is unknown."""
         return self.facts.structure.layers if self.facts.structure else ""
 
     @property
@@ -48,15 +51,18 @@ class Target:
 
     @property
     def transposed(self) -> bool:
-        """Whether the family's own linear layers hold [inputs, outputs]."""
+        """Whether the family's linear layers are stored as [inputs, outputs]."""
         return any(linear.transposed for linear in self.linears)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices that are one in some layouts and several in others, in the order of their rows.
+    """Matrices that some layouts store fused and others separately.
 
-    fused, parts: paths within a decoder layer, the family's own first, then what others call them.
+    fused, parts: paths within a decoder layer: the family's own first, then those of other layouts.
+    sizes: output rows of each part, in order.
+    inputs: input columns.
+    own_is_fused: whether the family stores them fused.
     """
 
     fused: tuple[str, ...]
@@ -67,7 +73,7 @@ class Group:
 
 
 def groups(target: Target) -> list[Group]:
-    """q, k, v and gate, up of this family. Empty where no row has the structure."""
+    """Return the family's groups: q, k, v, and gate, up. Empty if its structure is unknown."""
     found = []
     for roles, fused_names, part_names in (
         (("q", "k", "v"), QKV_NAMES, QKV_PARTS),
@@ -89,29 +95,29 @@ def groups(target: Target) -> list[Group]:
 
 
 def sibling(path: str, leaf: str) -> str:
-    """self_attn.q_proj, qkv_proj -> self_attn.qkv_proj"""
+    """Replace the last component: self_attn.q_proj, qkv_proj -> self_attn.qkv_proj."""
     front, dot, _ = path.rpartition(".")
     return f"{front}{dot}{leaf}"
 
 
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # anywhere in a name; no module's name
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # may be anywhere in a name
 FRONTS = (*WRAPPERS, "module", "_forward_module", "base_model.model", "rwtransformer")
 VALUE_HEAD = "v_head."
-_GROUPED = ("query_key_value", "wqkv")  # rows by head group, Megatron's and InternLM2's order
+_GROUPED = ("query_key_value", "wqkv")  # rows interleaved by head group, as in Megatron and InternLM2
 _BUFFERS = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|attn\.masked_bias|attn\.rotary_emb\.inv_freq)")
-_MASK = re.compile(r"(.+\.)?attn\.bias")  # a causal mask, by its shape or type; else it could have been learned
+_MASK = re.compile(r"(.+\.)?attn\.bias")  # a causal mask if its shape or dtype fits, otherwise perhaps a learned bias
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|weight_m_wdecomp|modules_to_save|original_module)\b")
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a state dict was recognised as.
+    """Result of `recognise`.
 
-    layouts: names from `models.convert.layouts`, in the order found; () for the family's own.
-    rules: in order to apply.
-    tensors: after them.
-    value_head: those of a reward model's head, under `v_head.summary`.
-    faults: what still differs from the model, counted.
+    layouts: names in `models.convert.layouts`, in the order found; () for the family's own layout.
+    rules: conversion rules, in the order of application.
+    tensors: the weights after these rules.
+    value_head: weights of a reward model's head, under `v_head.summary`.
+    faults: remaining differences from the model.
     """
 
     layouts: tuple[str, ...]
@@ -122,7 +128,7 @@ class Recognised:
 
 
 class Conversion:
-    """Tensors on their way to another layout, with the rules that were applied and the layouts that they lead from."""
+    """State of a conversion: the tensors, the rules applied so far, and the layouts recognised."""
 
     def __init__(self, tensors: Tensors, layouts: Iterable[str] = (), rules: Iterable[Rule] = ()):
         self.tensors: dict[str, LazyTensor] = dict(tensors)
@@ -130,7 +136,7 @@ class Conversion:
         self.rules = list(rules)
 
     def change(self, layout: str, rule: Rule) -> None:
-        """Apply the rule, which leads away from `layout`."""
+        """Apply a rule. layout: the layout that it converts from."""
         self.tensors = apply(rule, self.tensors)
         self.rules.append(rule)
         if layout not in self.layouts:
@@ -138,11 +144,11 @@ class Conversion:
 
 
 def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
-    """The way from `tensors` to the layout that transformers gives the model.
+    """Find how to convert `tensors` to transformers' layout of the model. A tied head may be stored or not.
 
-    where: for messages.
+    where: the place that errors name.
 
-    A head that the config ties may be there or not. Raises InputError for what is ambiguous.
+    Raises InputError if the layout is ambiguous.
     """
     conversion = Conversion(tensors)
     _unwrap(conversion, target)
@@ -157,7 +163,7 @@ def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
 
 
 def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
-    """Missing, surplus and ill-shaped weights: one fault for each kind, with the count and the first names."""
+    """Return a fault each for missing weights, surplus weights and wrong shapes, with count and first names."""
     free = {target.head} if target.facts.tied else set()
     missing, surplus = target.expected.keys() - tensors.keys() - free, tensors.keys() - target.expected.keys()
     shapes = [n for n in tensors.keys() & target.expected.keys() if tensors[n].shape != target.expected[n]]
@@ -176,7 +182,7 @@ def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:
 
 
 def _unwrap(conversion: Conversion, target: Target) -> None:
-    """Prefixes that every name bears, from the outside in; wrappers' pieces elsewhere; `.base_layer`."""
+    """Remove prefixes common to all names, from the outside in; then wrappers within names, and `.base_layer`."""
     while (front := _front(conversion.tensors)) is not None:
         layout = "deepspeed-chat" if front == "rwtransformer" else "wrapped"
         conversion.change(layout, Rule("unwrap", {"piece": front, "at": [""], "but": [VALUE_HEAD]}))
@@ -194,13 +200,13 @@ def _unwrap(conversion: Conversion, target: Target) -> None:
 
 
 def _front(tensors: Tensors) -> str | None:
-    """The first known wrapper in front of every name; a value head stands beside the model and has none."""
+    """Return the known wrapper that prefixes every name, except those of a value head, which is not wrapped."""
     names = [name for name in tensors if not name.startswith(VALUE_HEAD)]
     return next((one for one in FRONTS if names and all(name.startswith(f"{one}.") for name in names)), None)
 
 
 def places(name: str, piece: str) -> list[str]:
-    """Modules of `name`, without the piece, behind which it stands."""
+    """Return the modules in `name` that `piece` directly follows. The returned names do not contain `piece`."""
     places, kept = [], []
     for component in name.split("."):
         if component == piece:
@@ -220,7 +226,7 @@ def _value_head(conversion: Conversion) -> dict[str, LazyTensor]:
 
 
 def _backbone(conversion: Conversion, target: Target) -> None:
-    """A base model saved without its causal class bears no `model.`; the head, if there, never does."""
+    """Add the prefix (`model.`) that a model saved without its causal-LM class lacks. The head never has it."""
     if target.embedding in conversion.tensors:
         return
     parts = target.facts.embedding.split(".")
@@ -240,7 +246,7 @@ def _buffers(conversion: Conversion, target: Target) -> None:
 
 
 def is_mask(name: str, tensor: LazyTensor) -> bool:
-    """Whether an `attn.bias` is GPT-2's table of which positions see which: [1, 1, n, n], or of true and false."""
+    """Whether an `attn.bias` is GPT-2's causal mask: shape [1, 1, n, n], or boolean."""
     shape = tensor.shape
     square = len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]
     return bool(_MASK.fullmatch(name)) and (square or tensor.dtype in ("U8", "BOOL"))
@@ -248,8 +254,8 @@ def is_mask(name: str, tensor: LazyTensor) -> bool:
 
 def _refuse_adapters(conversion: Conversion, where: str) -> None:
     if names := [name for name in conversion.tensors if _ADAPTER.search(name)]:
-        what = f"holds an adapter as well as the model, {len(names)} weights: {some(names)}"
-        raise layout_error(where, what, "convert its two halves apart: --to peft and --to hf")
+        what = f"contains an adapter in addition to the model, {len(names)} weights: {some(names)}"
+        raise layout_error(where, what, "convert them separately, with --to peft and --to hf")
 
 
 def _orientation_and_groups(conversion: Conversion, target: Target, where: str) -> None:
@@ -269,23 +275,29 @@ def _orientation_and_groups(conversion: Conversion, target: Target, where: str) 
 
 
 def _stored_as(tensors: Tensors, target: Target, group: Group, where: str) -> tuple[str, tuple[str, ...]]:
-    """What the file has of a group: the fused path, or the parts'. Raises InputError where it has several names."""
+    """Return (fused path or "", paths of the parts or ()) of the group in the file.
+
+    Raises InputError if the file has its matrices under several names, or in an unknown order of rows.
+    """
     first = f"{target.layers}.0."
     fused = [path for path in group.fused if f"{first}{path}.weight" in tensors]
     parts = [paths for paths in group.parts if any(f"{first}{path}.weight" in tensors for path in paths)]
     if len(fused) + len(parts) > 1:
         names = [f"{first}{path}.weight" for path in (*fused, *(path for paths in parts for path in paths))]
-        raise layout_error(where, f"holds the same matrices more than once: {some(names)}")
+        raise layout_error(where, f"contains the same matrices more than once: {some(names)}")
     if not fused and not parts:
         unclear = [n for n in tensors if n.startswith(first) and n.split(".")[-2] in _GROUPED]
         if unclear:
-            what = f"{unclear[0]} holds its rows by groups of heads, in an order that the file does not record"
+            what = f"{unclear[0]} has rows interleaved by head groups, in an order that the file does not record"
             raise layout_error(where, what, "convert it to transformers' layout with the tool that wrote it")
     return (fused[0] if fused else ""), (parts[0] if parts else ())
 
 
 def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple[str, ...]]], where: str) -> bool:
-    """Whether the linear layers hold their weights the other way round than the family. Square ones do not show it."""
+    """Whether linear weights are transposed relative to the family's layout; square ones cannot show it.
+
+    Raises InputError if some are and others are not.
+    """
     shapes: dict[str, tuple[int, int]] = {}  # path -> (outputs, inputs)
     for linear in target.linears:
         outputs = sum(target.facts.size(part) for part in linear.outputs)
@@ -304,6 +316,6 @@ def _turned(tensors: Tensors, target: Target, plan: list[tuple[Group, str, tuple
         if outputs_first != inputs_first and tensor.shape in (outputs_first, inputs_first):
             votes[(tensor.shape == inputs_first) != target.transposed].append(name)
     if votes[True] and votes[False]:
-        what = f"some linear weights are turned and others not: {some(votes[True])}, but not {some(votes[False])}"
+        what = f"some linear weights are transposed and others not: {some(votes[True])}, but not {some(votes[False])}"
         raise layout_error(where, what)
     return bool(votes[True])

@@ -1,7 +1,7 @@
-"""From the names and shapes of an adapter's state dict to the rules that lead to PEFT's own, and its config with them.
+"""Recognise the layout of an adapter's state dict from names and shapes, and find the rules that convert it to PEFT's.
 
-Two steps, for the second needs the base model: `recognise_adapter` finds PEFT's names, `fit_to_base` the modules that
-the base has. Where a rule changes which modules carry the adapter, `adapter_config.json` changes with it.
+Two steps, because only the second needs the base model: `recognise_adapter` converts to PEFT's names, `fit_to_base` to
+the modules of the base. If a rule changes which modules have adapters, adapter_config.json changes accordingly.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _NAMED = re.compile(
 )
 _PART = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|weight_m_wdecomp|modules_to_save)\b")
 _IN_LAYER = re.compile(r"\.\d+\.(?:.+\.)?weight$")
-_ORIGINAL = "original_module"  # PEFT's name for what a module of modules_to_save was
-# Of the first DoRA code and of PEFT 0.3. Those that hold something here would change the result.
+_ORIGINAL = "original_module"  # PEFT's name for the untrained copy of a module in modules_to_save
+# Settings of the original DoRA code and PEFT 0.3. If set, they would change the result.
 _OLD_SETTINGS = ("merge_weights", "enable_lora", "Wdecompose_target_modules")
 _TRAINING_ONLY = ("dora_simple",)
-_EDGES = 3  # neighbours of a float that are tried for alpha
+_EDGES = 3  # neighbouring floats to try for alpha, in each direction
 
 
 @dataclass(frozen=True)
 class RecognisedAdapter:
-    """What an adapter's state dict was recognised as.
+    """Result of `recognise_adapter` and `fit_to_base`.
 
-    layouts: () for PEFT's own.
-    rules: in order to apply.
-    tensors: after them.
-    config: settings of adapter_config.json, changed where a rule changes what they describe.
+    layouts: names in `models.convert.layouts`; () for PEFT's own layout.
+    rules: conversion rules, in the order of application.
+    tensors: the weights after these rules.
+    config: adapter_config.json after these rules.
     """
 
     layouts: tuple[str, ...]
@@ -46,10 +46,12 @@ class RecognisedAdapter:
 
 
 def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
-    """The base's weights and the adapter's, of a state dict that may hold both; no base where it is an adapter alone.
+    """Separate a state dict into (base weights, adapter weights); either may be empty.
 
-    config: adapter_config.json's, {} where there is none. PEFT saves modules that `modules_to_save` names, resized
-    embeddings and biases under the base's own names, so those are no base: only a matrix of a decoder layer is.
+    config: content of adapter_config.json; {} if there is none.
+
+    PEFT saves `modules_to_save`, resized embeddings and biases under the base's names. Therefore a base is recognised
+    only by a matrix of a decoder layer.
     """
     trained = tuple(config.get("modules_to_save") or ())
 
@@ -68,15 +70,17 @@ def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyT
 
 
 def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognisedAdapter:
-    """The way to PEFT's names.
+    """Find how to convert the names to PEFT's.
 
-    config: adapter_config.json's.
-    Raises InputError for what is unknown or ambiguous.
+    config: content of adapter_config.json.
+    where: the place that errors name.
+
+    Raises InputError if a name or setting is unknown or ambiguous.
     """
     conversion = Conversion(tensors)
     for piece in ("module", *WRAPPERS):
         at = sorted({place for name in conversion.tensors for place in places(name, piece)})
-        if piece not in WRAPPERS:  # "module" can be a module's own name within
+        if piece not in WRAPPERS:  # a module within the model may be called "module"
             at = [""] if all(name.startswith(f"{piece}.") for name in conversion.tensors) else []
         if at:
             conversion.change("wrapped", Rule("unwrap", {"piece": piece, "at": at, "but": []}))
@@ -89,8 +93,8 @@ def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
         conversion.change("live-peft", Rule("wrap", {"piece": PEFT_FRONT, "at": [""], "but": []}))
     adapters = sorted({found[1] for name in conversion.tensors if (found := _NAMED.search(name))})
     if len(adapters) > 1:
-        what = f"holds {len(adapters)} adapters: {', '.join(adapters)}"
-        raise layout_error(where, what, "save the one that you want with PEFT's save_pretrained")
+        what = f"contains {len(adapters)} adapters: {', '.join(adapters)}"
+        raise layout_error(where, what, "save one of them with PEFT's save_pretrained")
     if adapters:
         conversion.change("live-peft", Rule("unname adapter", {"name": adapters[0]}))
     if any(name.endswith(OLD_MAGNITUDE) for name in conversion.tensors):
@@ -100,7 +104,7 @@ def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
 
 
 def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> RecognisedAdapter:
-    """The adapter on the modules that the base has. Raises InputError where that cannot be exact."""
+    """Convert the adapter to the modules of the base. Raises InputError if the result would not be exact."""
     config = dict(adapter.config)
     conversion = Conversion(adapter.tensors, adapter.layouts, adapter.rules)
     for group in groups(target):
@@ -112,7 +116,7 @@ def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> Recog
 
 
 def regrouping(tensors: Tensors, group: Group, *, fuse: bool) -> Rule | None:
-    """The rule that brings the adapters of the group together or, without `fuse`, apart; None where they are so."""
+    """Return the rule that fuses the group's adapters, or with fuse=False splits them; None if that is done already."""
 
     def carries(path: str) -> bool:
         return any(f".{path}.lora_A." in name for name in tensors)
@@ -133,10 +137,10 @@ def regrouping(tensors: Tensors, group: Group, *, fuse: bool) -> Rule | None:
 
 
 def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[str, Any]:
-    """adapter_config.json after `rule`: other targets and, in the stacked form, another rank with alpha / rank kept.
+    """Return adapter_config.json after `rule`: new targets and, for the stacked form, a new rank with the same scale.
 
-    A rank or alpha that a pattern gives the modules before goes with them, and is none of a pattern's where it is the
-    config's own. Raises InputError where a pattern cannot be followed.
+    Entries of rank_pattern and alpha_pattern move to the new modules; an entry equal to the config's own value is
+    removed. Raises InputError if a pattern does not name the modules plainly.
     """
     config = dict(config)
     fused, parts = _leaf(rule.settings["fused"]), [_leaf(path) for path in rule.settings["parts"]]
@@ -157,10 +161,8 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
     new = old
     if rule.settings["stacked"]:
         if rule.kind == "split adapter" and old % len(parts):
-            what = (
-                f"rank {old} of {fused} is not a multiple of {len(parts)}, and its matrices are of {len(parts)} parts"
-            )
-            raise layout_error(where, what, "the config and the weights are of two adapters")
+            what = f"rank {old} of {fused} is not a multiple of {len(parts)}, the number of its parts"
+            raise layout_error(where, what, "config and weights belong to different adapters")
         new = old // len(parts) if rule.kind == "split adapter" else old * len(parts)
         alpha = _scaled_alpha(float(alpha), old, new, bool(config.get("use_rslora")), where)
     for pattern, value, usual in (("rank_pattern", new, usual_rank), ("alpha_pattern", alpha, usual_alpha)):
@@ -174,7 +176,8 @@ def regrouped_config(config: Mapping[str, Any], rule: Rule, where: str) -> dict[
 def _of_pattern(
     config: Mapping[str, Any], pattern: str, usual: Any, gone: list[str], come: list[str], where: str
 ) -> Any:
-    """The one value that `gone` have by the pattern, whose keys must name them as they are or not at all."""
+    """Return the value that the pattern gives the modules `gone`. Raises InputError if they have different values, or
+    if a key would match old or new modules only in some layers."""
     entries = config.get(pattern) or {}
     if unclear := sorted(name for name in entries if name not in gone and _leaf(name) in (*gone, *come)):
         what = f"{pattern} names {some(unclear)}, which would change"
@@ -187,7 +190,7 @@ def _of_pattern(
 
 
 def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) -> float | int:
-    """The alpha with which alpha / rank, or alpha / sqrt(rank), is the same float as before."""
+    """Return the alpha for rank `new` that gives exactly the same float alpha / rank (rsLoRA: alpha / sqrt(rank))."""
 
     def scale(alpha: float, rank: int) -> float:
         return alpha / (math.sqrt(rank) if rslora else rank)
@@ -203,7 +206,7 @@ def _scaled_alpha(alpha: float, old: int, new: int, rslora: bool, where: str) ->
 
 
 def _modern(config: Mapping[str, Any], where: str, dora: bool) -> dict[str, Any]:
-    """The settings of the first DoRA code and of PEFT 0.3 as PEFT's today."""
+    """Convert settings of the original DoRA code and PEFT 0.3 to those of current PEFT."""
     result = dict(config)
     if unknown := [f"{key}: {result[key]!r}" for key in _OLD_SETTINGS if result.get(key)]:
         raise layout_error(where, f"{', '.join(unknown)}: not supported", "only plain LoRA and DoRA are converted")

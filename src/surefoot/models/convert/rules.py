@@ -1,21 +1,20 @@
 """Rules: exact changes of names and shapes, each with an exact inverse.
 
-A rule is a kind (a row of KINDS) and its settings, plain JSON, so that `convert.json` records what was done and
-`inverse` undoes it with the same settings. `apply` maps names to tensors that are not read
-(`surefoot.models.convert.tensors`). A rule that does not fit its tensors raises InputError and changes nothing: no name
-is dropped and no value rounded.
+A rule is a kind (a row of KINDS) with settings in plain JSON, so that `convert.json` records what was done, and
+`inverse` undoes it with the same settings. Rules work on lazy tensors (`surefoot.models.convert.tensors`). A rule that
+does not match its tensors raises InputError and changes nothing: no name is dropped, no value rounded.
 
     rule = Rule("unwrap", {"piece": "_orig_mod", "at": [""], "but": []})
     apply(inverse(rule), apply(rule, tensors)) == tensors
 
-Adapters: names as PEFT saves them are the common form between all layouts:
+Adapters are converted from and to the names that PEFT saves:
 
     base_model.model.<module>.lora_A.weight [r, inputs]   lora_B.weight [outputs, r]   lora_magnitude_vector [outputs]
 
-LoRA adds s B A to a weight. On rows of a fused matrix that is s B[rows] A: a fused adapter is split exactly, its parts
-sharing A. The way back is exact in two cases: the parts share A bit for bit (B is stacked), or they do not and the
-fused rank is the sum of theirs (A is stacked, B block-diagonal, and alpha grows like the rank, so that s stays). DoRA's
-magnitudes and norms are by rows of the weight, so they go with the rows.
+LoRA adds s B A to a weight; rows of a fused matrix get s B[rows] A. So a fused adapter can be split exactly: the parts
+share A. Fusing is exact in two cases: the parts share A bit for bit (B is stacked); or they do not, and the fused rank
+is the sum of theirs (A is stacked, B is block-diagonal, and alpha grows like the rank, which keeps s). DoRA's
+magnitudes are per row of the weight, so they are split with the rows.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ Settings = Mapping[str, Any]
 
 
 def unwrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """Take `piece` out behind each module of `at` ("" is the front), of all names but those that begin as in `but`."""
+    """Remove the component `piece` after each module in `at` ("": at the beginning), except in names starting with one
+    of `but`."""
     piece, places = settings["piece"], set(settings["at"])
 
     def rename(name: str) -> str:
@@ -63,13 +63,13 @@ def unwrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 
     changed = renamed(tensors, rename)
     if wrap(changed, settings).keys() != tensors.keys():
-        what = f"{piece} stands in some names and not in others of the same module"
+        what = f"{piece} is in some names of a module and not in others"
         raise layout_error("", what, "the names come from two layouts; save the model again in one")
     return changed
 
 
 def wrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """Put `piece` in behind each module of `at`; the inverse of `unwrap`."""
+    """Insert the component `piece` after each module in `at`; the inverse of `unwrap`."""
 
     def rename(name: str) -> str:
         if name.startswith(tuple(settings["but"])):
@@ -85,7 +85,7 @@ def wrap(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 
 
 def split(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """`fused` of every layer into `parts`, in that order along `dim` of the weight; biases have one dimension."""
+    """Split `fused` in every layer into `parts`, in this order along `dim` of the weight; of a bias along dim 0."""
     pattern = in_layers(settings["layers"], [settings["fused"]])
     sizes = settings["sizes"]
     result: dict[str, LazyTensor] = {}
@@ -95,7 +95,7 @@ def split(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
             continue
         dim = settings["dim"] if len(tensor.shape) == 2 else 0
         if tensor.shape[dim] != sum(sizes):
-            what = f"is {list(tensor.shape)}: {' + '.join(map(str, sizes))} do not fit"
+            what = f"has shape {list(tensor.shape)}, but its parts need {' + '.join(map(str, sizes))}"
             raise layout_error(name, what, "the config belongs to another model")
         stops = list(accumulate(sizes))
         for path, size, stop in zip(settings["parts"], sizes, stops, strict=True):
@@ -119,13 +119,13 @@ def fuse(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
         new = f"{front}.{settings['fused']}.{kind}"
         require_free(new, tensors)
         if missing := [path for path in parts if path not in group]:
-            raise layout_error(new, f"cannot be put together: {front}.{missing[0]}.{kind} is missing")
+            raise layout_error(new, f"cannot be fused: {front}.{missing[0]}.{kind} is missing")
         members = [group[path] for path in parts]
         dim = settings["dim"] if len(members[0].shape) == 2 else 0
         widths = [tensor.shape[dim] for tensor in members]
         rest = {tuple(size for d, size in enumerate(tensor.shape) if d != dim) for tensor in members}
         if widths != list(sizes) or len(rest) > 1 or len({tensor.dtype for tensor in members}) > 1:
-            what = "cannot be put together: its parts differ in dtype or do not have the sizes that the config gives"
+            what = "cannot be fused: its parts differ in dtype or do not have the sizes in the config"
             raise layout_error(new, what)
         result[new] = joined(members, dim)
     return result
@@ -142,7 +142,7 @@ def transpose(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 def drop_head(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     head, embedding = settings["head"], settings["embedding"]
     if not same_bits(tensors[head], tensors[embedding]):
-        what = f"differs from {embedding}, and the config ties them"
+        what = f"differs from {embedding}, but the config ties them"
         raise layout_error(head, what, "set tie_word_embeddings to false in config.json")
     return {name: tensor for name, tensor in tensors.items() if name != head}
 
@@ -153,7 +153,7 @@ def copy_head(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 
 
 def add_value_bias(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """v_head.weight [1, hidden] -> v_head.summary.weight and a bias of zero, [1]."""
+    """Convert v_head.weight [1, hidden] to v_head.summary.weight, and add a zero bias [1]."""
     weight = tensors["v_head.weight"]
     rest = {name: tensor for name, tensor in tensors.items() if name != "v_head.weight"}
     return {**rest, "v_head.summary.weight": weight, "v_head.summary.bias": zeros((1,), weight.dtype)}
@@ -162,7 +162,7 @@ def add_value_bias(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor
 def drop_value_bias(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     summary = {"v_head.summary.weight", "v_head.summary.bias"}
     if "v_head.summary.bias" in tensors and not is_zero(tensors["v_head.summary.bias"]):
-        what = "is not zero, and a DeepSpeed-Chat value head has no bias"
+        what = "is not zero, but a DeepSpeed-Chat value head has no bias"
         raise layout_error("v_head.summary.bias", what, "keep it in the layout hf")
     rest = {name: tensor for name, tensor in tensors.items() if name not in summary}
     return {**rest, "v_head.weight": tensors["v_head.summary.weight"]}
@@ -177,7 +177,7 @@ MAGNITUDE = ".lora_magnitude_vector"  # [outputs]
 
 
 def unname_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """`lora_A.default.weight` -> `lora_A.weight`; of magnitudes and modules saved whole more goes, as in PEFT."""
+    """Remove the adapter's name as PEFT does when it saves: `lora_A.default.weight` -> `lora_A.weight`."""
     name = re.escape(settings["name"])
 
     def rename(key: str) -> str:
@@ -188,13 +188,13 @@ def unname_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor
 
     changed = renamed(tensors, rename)
     if name_adapter(changed, settings).keys() != tensors.keys():
-        what = f"some names hold the adapter's name {settings['name']} and others do not"
+        what = f"some names contain the adapter's name {settings['name']} and others do not"
         raise layout_error("", what, "the names come from two layouts; save the adapter again in one")
     return changed
 
 
 def name_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
-    """The way back."""
+    """Insert the adapter's name; the inverse of `unname_adapter`."""
     name = settings["name"]
 
     def rename(key: str) -> str:
@@ -215,7 +215,7 @@ def new_magnitude(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
     for name, tensor in tensors.items():
         if name.endswith(OLD_MAGNITUDE):
             if len(tensor.shape) != 2 or tensor.shape[1] != 1:
-                raise layout_error(name, f"is {list(tensor.shape)}, not [outputs, 1]")
+                raise layout_error(name, f"has shape {list(tensor.shape)}, not [outputs, 1]")
             result[name.removesuffix(OLD_MAGNITUDE) + MAGNITUDE] = reshaped(tensor, tensor.shape[:1])
         else:
             result[name] = tensor
@@ -239,7 +239,7 @@ def split_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]
         a, b = result.pop(f"{whole}.lora_A.weight"), result.pop(f"{whole}.lora_B.weight")
         magnitude = result.pop(f"{whole}{MAGNITUDE}", None)
         if b.shape[0] != sum(sizes):
-            raise layout_error(whole, f"has {b.shape[0]} outputs: {' + '.join(map(str, sizes))} do not fit")
+            raise layout_error(whole, f"has {b.shape[0]} outputs, but its parts need {' + '.join(map(str, sizes))}")
         blocks = settings["stacked"]
         rank = a.shape[0] // len(parts)
         for number, (path, size, stop) in enumerate(zip(parts, sizes, accumulate(sizes), strict=True)):
@@ -262,13 +262,13 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
     for front in sorted(fronts):
         members = [f"{front}.{path}" for path in parts]
         if missing := [member for member in members if f"{member}.lora_A.weight" not in tensors]:
-            what = f"has no adapter, and {front}.{fused} takes one for all its rows"
+            what = f"has no adapter, but {front}.{fused} needs one for all its rows"
             raise layout_error(missing[0], what, f"train an adapter on all of {', '.join(parts)}, or merge it")
         a = [result.pop(f"{member}.lora_A.weight") for member in members]
         b = [result.pop(f"{member}.lora_B.weight") for member in members]
         magnitudes = [one for member in members if (one := result.pop(f"{member}{MAGNITUDE}", None)) is not None]
         if [one.shape[0] for one in b] != list(sizes) or len({(one.shape, one.dtype) for one in a}) > 1:
-            raise layout_error(f"{front}.{fused}", "cannot be put together: ranks, dtypes or sizes differ")
+            raise layout_error(f"{front}.{fused}", "cannot be fused: ranks, dtypes or sizes differ")
         whole = f"{front}.{fused}"
         if settings["stacked"]:
             rank = a[0].shape[0]
@@ -276,7 +276,7 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
             result[f"{whole}.lora_B.weight"] = joined([_placed(one, k, len(b), rank) for k, one in enumerate(b)], 0)
         else:
             if not all(same_bits(a[0], other) for other in a[1:]):
-                what = "cannot be put together at this rank: the parts have different A"
+                what = "cannot be fused at this rank: the parts have different A"
                 raise layout_error(whole, what, "use the stacked form, whose rank is the sum of theirs")
             result[f"{whole}.lora_A.weight"], result[f"{whole}.lora_B.weight"] = a[0], joined(b, 0)
         if magnitudes:
@@ -285,13 +285,13 @@ def fuse_adapter(tensors: Tensors, settings: Settings) -> dict[str, LazyTensor]:
 
 
 def _placed(b: LazyTensor, block: int, blocks: int, rank: int) -> LazyTensor:
-    """[size, rank] -> [size, blocks · rank]: zero but for its own columns."""
+    """Return B as a row of a block-diagonal matrix: [size, rank] -> [size, blocks · rank], zeros in other blocks."""
     before, after = (zeros((b.shape[0], count * rank), b.dtype) for count in (block, blocks - 1 - block))
     return joined([before, b, after], 1)
 
 
 def is_stacked(tensors: Tensors, fused: str, sizes: list[int]) -> bool:
-    """Whether every B on `fused` is block-diagonal, so that its parts have an A of their own."""
+    """Whether every B on `fused` is block-diagonal, so that each part has its own A."""
     found = [tensor for name, tensor in tensors.items() if name.endswith(f".{fused}.lora_B.weight")]
     return bool(found) and all(_block_diagonal(b, sizes) for b in found)
 
@@ -308,7 +308,7 @@ def _block_diagonal(b: LazyTensor, sizes: list[int]) -> bool:
 
 
 def shares_a(tensors: Tensors, parts: list[str]) -> bool:
-    """Whether, wherever all `parts` have an adapter, their A are one, bit for bit."""
+    """Whether all `parts` have adapters and their A are equal bit for bit, in every layer."""
     first, *others = parts
     fronts = [name.removesuffix(end) for name in tensors if name.endswith(end := f".{first}.lora_A.weight")]
     return all(
@@ -324,7 +324,7 @@ class Rule:
     """One exact change, as data.
 
     kind: a row of KINDS.
-    settings: its parameters, JSON-able; the inverse has the same.
+    settings: parameters as JSON values, the same as of its inverse.
     """
 
     kind: str
@@ -335,8 +335,8 @@ class Rule:
 class Kind:
     """A kind of rule.
 
-    inverse: the kind that undoes it; None where what is left out cannot be had back.
-    sentence: what it does.
+    inverse: the kind that undoes it; None if it drops tensors.
+    sentence: description for users.
     """
 
     inverse: str | None
@@ -345,15 +345,15 @@ class Kind:
 
 
 def apply(rule: Rule, tensors: Tensors) -> dict[str, LazyTensor]:
-    """The tensors after `rule`. Raises InputError where it does not fit."""
+    """Return the tensors after `rule`. Raises InputError if it does not match them."""
     return KINDS[rule.kind].change(tensors, rule.settings)
 
 
 def inverse(rule: Rule) -> Rule:
-    """The rule that undoes it, bit for bit. Raises InputError where there is none."""
+    """Return the rule that undoes `rule` bit for bit. Raises InputError if there is none."""
     kind = KINDS[rule.kind].inverse
     if kind is None:
-        raise layout_error(rule.kind, "has no inverse: what it leaves out is not kept")
+        raise layout_error(rule.kind, "has no inverse: it drops tensors")
     return Rule(kind, rule.settings)
 
 

@@ -1,7 +1,7 @@
-"""safetensors files: their header, checked in plain Python; their tensors, unread; and new files, tensor by tensor.
+"""Read and write safetensors files with one tensor in memory at a time.
 
-The format is 8 bytes of length, a JSON header with an offset per tensor, then the bytes. Written here because a writer
-that takes all tensors at once would hold a whole shard in memory, and twice where it copies.
+The format: 8 bytes header length, a JSON header with the offsets of each tensor, then the data. The header is checked
+in plain Python. safetensors' own writer takes all tensors of a file at once, so a whole shard would be in memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes of what torch pickles instead
-_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors format itself
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes of torch's pickled weights
+_HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
 
 
 def weights_error(where: Path, what: str, fix: str = "") -> InputError:
-    """A file or folder of weights that is missing, damaged or of a kind that is not read; arguments as in `Fault`."""
+    """Make the error for weight files that are missing, damaged or of an unknown kind; arguments as in `Fault`."""
     return InputError(Fault(str(where), what, fix, code="SF-MODEL-WEIGHTS"))
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor on disk.
+    """A tensor in a file.
 
     dtype: the safetensors name, such as "BF16".
     """
@@ -43,7 +43,10 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor, from the header of one safetensors file: 8 bytes of length, then JSON with data offsets."""
+    """Return name -> stored tensor of a safetensors file.
+
+    Raises InputError if the file is missing or truncated, or its offsets contradict shapes and dtypes.
+    """
     if not file.is_file():
         raise weights_error(file, f"missing, but {INDEX} names it", "copy or download the model again")
     size = file.stat().st_size
@@ -69,7 +72,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def indexed_files(folder: Path, index: str = INDEX) -> list[Path]:
-    """The files that an index of shards names, by name. Raises InputError where it names none, or one elsewhere."""
+    """Return the shards that an index file names, sorted. Raises InputError if it names none, or one elsewhere."""
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise weights_error(folder / index, "has no weight_map")
@@ -80,22 +83,22 @@ def indexed_files(folder: Path, index: str = INDEX) -> list[Path]:
 
 
 def _places(tensors: Mapping[str, StoredTensor], places: Mapping[str, tuple[int, int]]) -> tuple[int, str]:
-    """Where the data end, and what is wrong with their order: each tensor has to begin where another ends, and to have
-    the bytes that its shape and type need."""
+    """Return (end of the data, what is wrong with the offsets or ""). Tensors must be contiguous, each with the bytes
+    that its shape and dtype need."""
     end = 0
     for name in sorted(places, key=lambda name: places[name]):
         start, stop = places[name]
         tensor = tensors[name]
         if tensor.dtype not in TORCH_NAMES:
-            return end, f"{name} has the type {tensor.dtype}, which is not known here"
+            return end, f"{name} has the unknown dtype {tensor.dtype}"
         if start != end or stop - start != bytes_of(tensor.shape, tensor.dtype):
-            return end, f"{name} is said to lie at bytes {start} to {stop}, which its shape and neighbours contradict"
+            return end, f"the offsets of {name}, {start} to {stop}, contradict its shape or the previous tensor's end"
         end = stop
     return end, ""
 
 
 def _size(value: object) -> int:
-    """Of one dimension. Raises ValueError: a product of anything else could take hours, or all memory."""
+    """Check a dimension. Raises ValueError: computing with other JSON values could take hours, or all memory."""
     if not isinstance(value, int) or not 0 <= value < 2**63:
         raise ValueError(f"a shape with {value!r}")
     return value
@@ -106,7 +109,7 @@ def _cut(file: Path, size: int, expected: str) -> InputError:
 
 
 def lazy_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
-    """Tensors of files whose headers have been read. The file stays closed but while one of them is read."""
+    """Return lazy tensors. A file is open only while one of its tensors is read."""
     return {name: _lazy_tensor(entry, name) for name, entry in stored.items()}
 
 
@@ -121,7 +124,10 @@ def _lazy_tensor(entry: StoredTensor, name: str) -> LazyTensor:
 
 
 def write_model(folder: Path, tensors: Tensors, *, stem: str = "model", shard_bytes: int = 5_000_000_000) -> list[str]:
-    """`stem`.safetensors, or shards of up to `shard_bytes` with an index. Returns the names of the files written."""
+    """Write `stem`.safetensors, or shards with an index. Returns the names of the written files.
+
+    shard_bytes: maximum size of a shard, unless a single tensor is larger.
+    """
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
         names = [f"{stem}.safetensors"]
@@ -140,7 +146,7 @@ def write_model(folder: Path, tensors: Tensors, *, stem: str = "model", shard_by
 
 
 def write_file(path: Path, tensors: Tensors) -> None:
-    """One file, its tensors by name, one in memory at a time. Written plainly: staging is the caller's."""
+    """Write one file, tensors sorted by name. Not atomic: the caller writes into a staged folder."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in sorted(tensors):
@@ -167,7 +173,7 @@ def _shards(tensors: Tensors, shard_bytes: int) -> list[list[str]]:
 
 
 def stored_in(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """All tensors of several files. Raises InputError with a fault for each file that is missing or damaged."""
+    """Return all tensors of several files. Raises InputError with a fault per missing or damaged file."""
     tensors: dict[str, StoredTensor] = {}
     faults: list[Fault] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""Weights of any kind: a model folder, an adapter, one file, a ZeRO checkpoint; pickled or safetensors."""
+"""Open weights of any kind: a model folder, an adapter, a single file or a ZeRO checkpoint; pickled or safetensors."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from surefoot.system.errors import Fault, InputError
 VALUE_HEAD_FILE = "value_head.safetensors"
 WEIGHTS = (".safetensors", *PICKLED)  # suffixes
 _ADAPTER = "adapter_model"
-_ORDER = ("model", "pytorch_model", _ADAPTER)  # which weights of a folder are meant where it has several
+_ORDER = ("model", "pytorch_model", _ADAPTER)  # preference among several weight files in a folder
 
 
 @dataclass
 class Source:
-    """Weights, unread, and where they come from.
+    """Weights as lazy tensors, and where they are stored.
 
-    folder: may hold config and tokenizer too.
-    files: those that the weights are in.
-    zero: a ZeRO checkpoint.
+    folder: may also contain config and tokenizer.
+    files: the weight files.
+    zero: whether it is a ZeRO checkpoint.
     """
 
     folder: Path
@@ -44,10 +44,11 @@ class Source:
 
 
 def open_source(path: Path, scratch: Path) -> Source:
-    """The weights at `path`, unread.
+    """Open the weights at `path`; tensors are read later.
 
-    scratch: a folder for what child processes give back; it stays until all weights are read.
-    Raises InputError for what holds none.
+    scratch: folder for the output of child processes; must exist until all weights are read.
+
+    Raises InputError if there are none.
     """
     files_or_checkpoint = find_weights(path)
     if isinstance(files_or_checkpoint, Path):
@@ -64,7 +65,7 @@ def open_source(path: Path, scratch: Path) -> Source:
     tensors: dict[str, LazyTensor] = {}
     for file, more in zip(files, _read(files, scratch), strict=True):
         if twice := sorted(more.keys() & tensors.keys()):
-            raise weights_error(file, f"{len(twice)} weights stand in another file as well, first {twice[0]}")
+            raise weights_error(file, f"{len(twice)} weights are in another file, too; the first is {twice[0]}")
         tensors |= more
     head = path / VALUE_HEAD_FILE
     if head.is_file():
@@ -74,11 +75,11 @@ def open_source(path: Path, scratch: Path) -> Source:
 
 
 def find_weights(path: Path) -> list[Path] | Path:
-    """The files of weights at `path`, or the folder of a ZeRO checkpoint. Raises InputError for what holds none, by
-    names alone: nothing is opened, and torch not imported."""
+    """Return the weight files at `path`, or the folder of a ZeRO checkpoint. Raises InputError if there are none.
+    Decides by file names: opens no weights and does not import torch."""
     if path.is_file():
         if path.suffix not in WEIGHTS:
-            raise weights_error(path, f"is not a file of weights: {', '.join(WEIGHTS)} are read")
+            raise weights_error(path, "is not a weight file", f"give a file of type {', '.join(WEIGHTS)}")
         return [path]
     if not path.is_dir():
         raise InputError(Fault(str(path), "no such file or folder", code="SF-FILE-MISSING"))
@@ -91,7 +92,7 @@ def _opened(wanted: Sequence[Wanted], scratch: Path) -> list[Any]:
 
 
 def _read(files: Sequence[Path], scratch: Path) -> list[dict[str, LazyTensor]]:
-    """The weights in each file. Pickled ones are opened together, by one child process."""
+    """Return the weights of each file. One child process opens all pickled files."""
     pickled = [path for path in files if path.suffix in PICKLED]
     values = _opened([Wanted(path) for path in pickled], scratch) if pickled else []
     opened = {path: state_dict(value, path) for path, value in zip(pickled, values, strict=True)}
@@ -99,7 +100,7 @@ def _read(files: Sequence[Path], scratch: Path) -> list[dict[str, LazyTensor]]:
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The files that make up the model or adapter; safetensors where both kinds stand there."""
+    """Return the files of a folder's model or adapter, safetensors rather than pickled ones."""
     for index in (INDEX, "pytorch_model.bin.index.json"):
         if (folder / index).is_file() and not (folder / SINGLE).is_file():
             return _shards(folder, index)
@@ -111,8 +112,8 @@ def _weights(folder: Path) -> list[Path]:
     loose = [path for path in loose if path.name != VALUE_HEAD_FILE and not path.name.startswith("training_args")]
     if len(loose) == 1:
         return loose
-    what = f"holds {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
-    raise weights_error(folder, what if loose else "holds no weights", "give the file" if loose else "")
+    what = f"has {len(loose)} files that could be the weights: {', '.join(p.name for p in loose[:3])}"
+    raise weights_error(folder, what if loose else "contains no weights", "give the file" if loose else "")
 
 
 def _shards(folder: Path, index: str) -> list[Path]:

@@ -1,14 +1,16 @@
-"""The child process that opens pickled files, one after the other.
+"""The child process that converts pickled files to safetensors, one after the other.
 
 `python -m surefoot.models.convert.unpickle FOLDER BYTES`
 
-On stdin a JSON list of {"source": file, "folder": within FOLDER, "keep": dotted beginnings, [] for everything}. Only
-torch's weights-only unpickler sees a file. Its tensors go to tensors.safetensors under numbers, one for each storage
-view however many names share it; everything else to structure.json, where a tensor is {"$tensor": "7"}, written last.
-Objects of DeepSpeed's classes, which its checkpoints hold beside the weights, become inert: no code of theirs is
-imported. An audit hook refuses to start processes, open connections or write anywhere but in FOLDER.
+stdin: a JSON list of {"source": file, "folder": subfolder of FOLDER, "keep": dotted prefixes, [] for everything}.
+BYTES: limit of the address space.
 
-BYTES: limit of its address space. The first file that is refused ends it: one line on stdout and exit code 3.
+Only torch's weights-only unpickler opens a file. Tensors are saved in tensors.safetensors under numbers, one for each
+storage view, even if several names share it; everything else in structure.json, written last, where {"$tensor": "7"}
+stands for a tensor. Objects of DeepSpeed's classes, which its checkpoints contain besides the weights, are replaced by
+inert ones, and their code is not imported. An audit hook forbids processes, connections and writing outside FOLDER.
+
+The first refused file ends the process with one line on stdout and exit code 3.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def main(folder: str, memory: str) -> int:
         Path(job["folder"]).mkdir()
         if status := _opened(job["source"], Path(job["folder"]), tuple(job["keep"]), torch):
             return status
-        gc.collect()  # the limit of memory is for the largest file, not for all of them
+        gc.collect()  # the memory limit is for the largest file, not for all together
     return 0
 
 
@@ -51,20 +53,20 @@ def _opened(source: str, folder: Path, wanted: tuple[str, ...], torch: Any) -> i
         return _refuse("is a tar archive, a format that torch left in 2018; load and save it with its own version")
     try:
         value = _load(torch, source)
-    except Exception as error:  # whatever a hostile file raises: it is refused
+    except Exception as error:  # a malicious file may raise anything
         return _refuse(_reason(str(error) or type(error).__name__))
     tensors: dict[Any, tuple[str, Any]] = {}
     structure = _walk(value, "", wanted, tensors, torch)
     try:
         write_file(folder / TENSORS, {name: held(tensor) for name, tensor in tensors.values()})
     except KeyError as error:
-        return _refuse(f"holds a tensor of a type that safetensors does not have: {error}")
+        return _refuse(f"contains a tensor of a dtype that safetensors lacks: {error}")
     (folder / STRUCTURE).write_text(json.dumps({"value": structure}), encoding="utf-8")
     return 0
 
 
 def _load(torch: Any, source: str) -> Any:
-    """A zip file is mapped, not read; the older format is read whole."""
+    """Load the file: a zip file is memory-mapped, the older format is read completely."""
     with open(source, "rb") as file:
         zipped = file.read(4) == b"PK\x03\x04"
     inert: list[Any] = []
@@ -77,7 +79,7 @@ def _load(torch: Any, source: str) -> Any:
 
 
 class _Inert:
-    """An object whose class is not wanted. It keeps what it was made from and does nothing."""
+    """Replaces an object of a class that is not imported; keeps its constructor arguments."""
 
     def __init__(self, *arguments: Any, **more: Any):
         self.arguments = arguments
@@ -105,7 +107,7 @@ def _walk(value: Any, path: str, wanted: tuple[str, ...], tensors: dict[Any, tup
 
 
 def _is_wanted(path: str, wanted: tuple[str, ...]) -> bool:
-    """On the way to something wanted, or within it."""
+    """Whether the path contains a wanted entry, or is within one."""
     return not wanted or any(f"{path}.".startswith(f"{one}.") or f"{one}.".startswith(f"{path}.") for one in wanted)
 
 
@@ -115,7 +117,7 @@ def _reason(text: str) -> str:
         return f"unpickling it would call {requested[1]}, which is not a tensor; it was not run"
     if "weights_only" in text.lower() or "Weights only" in text:
         return "it contains more than tensors; no code of it was run"
-    return f"is not a file of weights that torch can read: {' '.join(text.split())[:120]}"
+    return f"is not a weight file that torch can read: {' '.join(text.split())[:120]}"
 
 
 def _refuse(reason: str) -> int:

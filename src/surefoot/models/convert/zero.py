@@ -1,4 +1,4 @@
-"""Consolidation of ZeRO checkpoints: the fp32 weights of the optimizer, put back into the shapes of the parameters.
+"""Consolidate ZeRO checkpoints: put the optimizer's fp32 weights back into the shapes of the parameters.
 
 A DeepSpeed checkpoint folder `global_step<N>` (its parent's file `latest` names it) holds, for world size W:
 
@@ -8,13 +8,13 @@ A DeepSpeed checkpoint folder `global_step<N>` (its parent's file `latest` names
         stage 3:     fp32_flat_groups                  one or more flat fp32 tensors, all groups in order
     mp_rank_00_model_states.pt (stages 1, 2) | zero_pp_rank_<r>_mp_rank_00_model_states.pt (stage 3)
         param_shapes                  per group: name -> shape, in the order of the flat tensor
-        module, buffer_names          buffers stand here whole
+        module, buffer_names          buffers, unsharded
         shared_params                 name -> the name whose tensor it is
-        frozen_param_shapes, frozen_param_fragments   parameters that the optimizer does not have
+        frozen_param_shapes, frozen_param_fragments   parameters that are not in the optimizer
 
-Stages 1 and 2 cut a group's flat tensor (parameters end to end, then padding) into W equal pieces, one for each rank.
-Stage 3 cuts every parameter by itself: rank r holds elements r·c to (r+1)·c of it, c = ceil(elements / W), the last
-pieces padded. Nothing is read until a tensor is: then only the pieces that it lies in.
+Stages 1 and 2 shard a group's flat tensor (concatenated parameters, then padding) into W equal pieces, one per rank.
+Stage 3 shards each parameter by itself: rank r holds its elements r·c to (r+1)·c, c = ceil(elements / W), padded at the
+end. Reading a tensor reads only the pieces that it overlaps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _error(where: Path, what: str, fix: str = "") -> InputError:
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """The folder with the ranks' files: `folder`, or the one that its file `latest` names. None: no ZeRO checkpoint."""
+    """Return the folder with the ranks' files: `folder`, or the one that its file `latest` names; None if there is no
+    ZeRO checkpoint."""
     if any(_OPTIM.fullmatch(path.name) for path in folder.glob("*_optim_states.pt")):
         return folder
     if not (folder / "latest").is_file():
@@ -64,9 +65,11 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def consolidate(folder: Path, open_files: Open) -> dict[str, LazyTensor]:
-    """Name -> fp32 weight, of all ranks' files in `folder`. Frozen weights and buffers keep their dtype.
+    """Return name -> fp32 weight, from all ranks' files in `folder`. Frozen weights and buffers keep their dtype.
 
-    Raises InputError for a missing rank, tensor parallelism, and shapes that do not add up.
+    open_files: opens pickled files (`surefoot.models.convert.pickled`).
+
+    Raises InputError if a rank is missing, for tensor parallelism, and if sizes do not match.
     """
     ranks = _ranks(folder)
     here = sorted(path for path in folder.iterdir() if _MODEL.fullmatch(path.name))
@@ -75,7 +78,7 @@ def consolidate(folder: Path, open_files: Open) -> dict[str, LazyTensor]:
     states = dict(zip(here, opened[len(ranks) :], strict=True))
     stage, world = _stage(optimizers[0], folder), _world(optimizers[0], folder)
     if len(ranks) != world:
-        raise _error(folder, f"{world} ranks wrote it and the files of {len(ranks)} are here")
+        raise _error(folder, f"was written by {world} ranks, but has files of {len(ranks)}", "copy all files")
     model_files = _model_files(folder, world if stage == 3 else 1)
     models = [states[path] for path in model_files]
     flat = [[piece for piece in one[_FLAT[stage]] if piece is not None] for one in optimizers]
@@ -95,7 +98,7 @@ def _ranks(folder: Path) -> list[Path]:
         tuple(map(int, match.groups())): path for path in folder.iterdir() if (match := _OPTIM.fullmatch(path.name))
     }
     if any(model_rank for _, model_rank in found):
-        what = "was trained with tensor parallelism, which cuts matrices in ways that the files do not record"
+        what = "was trained with tensor parallelism; the files do not record how matrices were split"
         raise _error(folder, what, "consolidate it with the code that trained it")
     return [found[key] for key in sorted(found)]
 
@@ -105,12 +108,12 @@ def _model_files(folder: Path, count: int) -> list[Path]:
         return [folder / "mp_rank_00_model_states.pt"]
     files = [folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" for rank in range(count)]
     if missing := [path.name for path in files if not path.is_file()]:
-        raise _error(folder, f"{len(missing)} files are missing: {some(missing)}", "copy all of it")
+        raise _error(folder, f"{len(missing)} files are missing: {some(missing)}", "copy all files")
     return files
 
 
 def _buffers(names: Sequence[str], file: Path, open_files: Open) -> dict[str, LazyTensor]:
-    """Opened a second time, for which weights of `module` are buffers is in the file: the others stay unread."""
+    """Return the buffers. Opens the file again to read only them: their names are known only from the file itself."""
     if not names:
         return {}
     (state,) = open_files([(file, [f"module.{name}" for name in names])])
@@ -119,10 +122,10 @@ def _buffers(names: Sequence[str], file: Path, open_files: Open) -> dict[str, La
 
 def _stage(optimizer: Mapping[str, Any], folder: Path) -> int:
     value = optimizer.get("zero_stage", 1)
-    if isinstance(value, dict):  # an enumeration of DeepSpeed's
+    if isinstance(value, dict):  # DeepSpeed's ZeroStageEnum
         value = int(next(iter(value.get("arguments", [])), 0))
     if value not in _FLAT:
-        raise _error(folder, f"ZeRO stage {value!r} is not known")
+        raise _error(folder, f"unknown ZeRO stage {value!r}")
     return value
 
 
@@ -130,7 +133,7 @@ def _world(optimizer: Mapping[str, Any], folder: Path) -> int:
     count = optimizer.get("partition_count", 1)
     counts = set(count) if isinstance(count, list) else {count}
     if len(counts) != 1:
-        what = f"its groups were cut over {some(map(str, counts))} ranks, as with experts"
+        what = f"has groups sharded over different numbers of ranks, as with experts: {some(map(str, counts))}"
         raise _error(folder, what, "consolidate it with the code that trained it")
     return counts.pop()
 
@@ -148,7 +151,7 @@ def _cut_by_group(
         there, wanted = sum(piece.shape[0] for piece in pieces), sum(map(math.prod, group.values()))
         padding = 2 * len(pieces)  # DeepSpeed aligns each rank's piece to 4 bytes: two fp16 elements
         if not wanted <= there < wanted + padding:
-            what = f"group {number} holds {there:,} values, its parameters have {wanted:,}"
+            what = f"group {number} has {there:,} elements, but its parameters have {wanted:,}"
             raise _error(folder, what, "a file is missing or from another run")
         start = 0
         for name, shape in group.items():
@@ -166,7 +169,7 @@ def _cut_by_parameter(
     tensors, start = {}, 0
     for rank in flat:
         if (there := sum(piece.shape[0] for piece in rank)) != wanted:
-            what = f"a rank holds {there:,} values, its share of the parameters is {wanted:,}"
+            what = f"a rank has {there:,} elements, but its shards of the parameters have {wanted:,}"
             raise _error(folder, what, "a file is missing or from another run")
     for name, shape in shapes.items():
         share = math.ceil(math.prod(shape) / world)
@@ -192,7 +195,8 @@ def _flattened(tensor: LazyTensor) -> LazyTensor:
 
 
 def _between(pieces: Sequence[LazyTensor], start: int, shape: tuple[int, ...]) -> LazyTensor:
-    """`shape`'s elements from `start` on, of flat pieces that lie end to end."""
+    """Return a tensor of `shape` from the elements at `start` of the concatenated flat pieces, reading only those that
+    it overlaps."""
     stop = start + math.prod(shape)
 
     def read() -> torch.Tensor:
@@ -210,7 +214,7 @@ def _between(pieces: Sequence[LazyTensor], start: int, shape: tuple[int, ...]) -
 
 
 def _whole(shares: Sequence[LazyTensor], shape: tuple[int, ...]) -> LazyTensor:
-    """Ranks' shares of one parameter, without the padding of the last."""
+    """Concatenate the ranks' shards of one parameter, without the padding of the last."""
 
     def read() -> torch.Tensor:
         import torch
