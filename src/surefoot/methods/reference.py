@@ -4,8 +4,7 @@ A separate reference model belongs to no engine: each rank holds all of it, froz
 
 `cached_reference` computes the log-probabilities of a whole data set before step 1 and stores them in the cache folder,
 with a key of everything they depend on: base, examples and computation. Answers are looked up by their ids and which
-    are
-supervised, independent of step, order or batch. A damaged folder is rebuilt; for an intact one a few answers are
+are supervised, independent of step, order or batch. A damaged folder is rebuilt; for an intact one a few answers are
 computed again and compared, if the base is in memory.
 
 Besides disk space, the cost is that an answer is computed in another batch than in its step, so its last bits differ

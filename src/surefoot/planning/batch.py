@@ -1,8 +1,7 @@
 """Choose the micro-batch size, and whether gradient checkpointing is needed to fit into memory.
 
 The optimizer step is the same for every choice made here; only speed and memory differ. Checkpointing costs about one
-more
-forward pass, so it is the last resort: only if one example does not fit without it, or on request.
+more forward pass, so it is the last resort: only if one example does not fit without it, or on request.
 """
 
 from __future__ import annotations

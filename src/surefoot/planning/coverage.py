@@ -2,8 +2,7 @@
 
 An adapter covers a matrix that it adds to, and a module that it trains in full. In a mixture most weights are in the
 experts: an adapter on attention alone trains a much smaller model than the one chosen, and its loss does not show that.
-    So
-an adapter that covers less than half of the decoder layers' weights without being asked to is refused.
+So an adapter that covers less than half of the decoder layers' weights without being asked to is refused.
 """
 
 from __future__ import annotations

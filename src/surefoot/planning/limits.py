@@ -11,9 +11,8 @@ supervised tokens, a token costs
     LoRA    4 P + 3 A + 6 R + 4 f H    no gradients of frozen matrices
     DoRA    the same, and once per step the norms of the rows of W + s B A
 
-and less where the result is not needed: in the last layer a position without a label needs only its keys and values
-    (half
-of the tokens of an instruction or more), and the first layer passes no gradient back to a frozen embedding. Only matrix
+and less where the result is not needed: in the last layer a position without a label (half of an instruction's tokens
+or more) needs only its keys and values, and the first layer passes no gradient back to a frozen embedding. Only matrix
 products are counted; norms, activations and the optimizer are memory-bound, so no machine reaches 1.
 """
 

@@ -2,8 +2,7 @@
 
 Padded rows, grouped by length, are the default. Rows are packed if a form passed the accuracy check on this machine and
 there is a gain: less padding, or attention that is clearly faster on documents of the run's lengths. Padding is
-    counted,
-not timed, and timings must differ clearly, so that the next start of the same run decides the same.
+counted, not timed, and timings must differ clearly, so that the next start of the same run decides the same.
 
 A reward model can compute the common prefix of a pair once in padded rows (`plan_shared_prompts`); a packed row
 contains it twice. The alternative with fewer tokens through the model is chosen. Sharing has no config key: it changes

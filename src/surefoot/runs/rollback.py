@@ -3,9 +3,8 @@ data.
 
 `rollbacks.json` records where the run went back to, why, and which examples it skips. It is written before anything
 else of a rollback happens, and sealed with a hash, because it decides which data a step uses. From then on the run is
-restored
-like a resumed one, by the same code: in this process or, if that is killed, in the next. Checkpoints written after the
-step that the run goes back to are ignored, and set aside like damaged ones.
+restored like a resumed one, by the same code: in this process or, if that is killed, in the next. Checkpoints written
+after the step that the run goes back to are ignored, and set aside like damaged ones.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ from surefoot.training.objective import LossSum, Objective
 def sft_loss(model: nn.Module, batch: Batch) -> LossSum:
     """Summed cross entropy over `batch.targets` other than IGNORE; a batch with none gives 0, with gradients of 0.
 
-    sums: "correct", the number of supervised tokens that are the model's top-1 prediction. Counted only without
-        gradients
-    (in evaluation), because it costs a pass over the logits.
+    sums: "correct", the number of supervised tokens that are the model's top-1 prediction. Counted only in evaluation
+        (without gradients), because it costs a pass over the logits.
     """
     head = chunked_head(model)
     if head is not None:

@@ -5,9 +5,8 @@
 
 A file contains question and answer. A file that is damaged, or belongs to another question, machine or version, is
 ignored and replaced; a folder that is not writable is tolerated. A result measured while other programs used the cores
-is used only
-as long as they do, and then measured again: two threads have been a tenth as fast as one, and bf16 a fifth as fast as
-alone, and every later run would have been planned with that.
+is used only as long as they do, and then measured again: two threads have been a tenth as fast as one, and bf16 a fifth
+as fast as alone, and every later run would have been planned with that.
 """
 
 from __future__ import annotations

@@ -2,11 +2,9 @@
 
 On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32; with them it is
 several times faster. So every dtype first multiplies something small, and one that would take too long skips the full
-shape. Dtypes
-are compared on one thread: waiting for a preempted thread would hide the difference. The number of threads is measured
-separately: more threads than cores wait for each other, and so do threads of a container that may use fewer cores than
-    it
-sees.
+shape. Dtypes are compared on one thread: waiting for a preempted thread would hide the difference. The number of
+threads is measured separately: more threads than cores wait for each other, and so do threads of a container that may
+use fewer cores than it sees.
 """
 
 from __future__ import annotations

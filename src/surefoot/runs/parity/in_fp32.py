@@ -6,9 +6,8 @@ fp32 anyway, and widening frozen ones is exact. There are two checks:
 
     formulas    Every path against the reference code, both in fp32, on two short examples and a decoder with few
                 layers: the first layer of each kind, and the last one. A path does the same in every layer of a kind.
-                    All paths
-                run together; if that differs or fails, each runs alone, to find out which. The limit is 1e-3, as in
-                `surefoot doctor`. Run whenever possible.
+                All paths run together; if that differs or fails, each runs alone, to find out which. The limit is
+                1e-3, as in `surefoot doctor`. Run whenever possible.
     rounding    Where two passes differ by more than expected in 16 bits: each against the reference code in fp32, on
                 the whole model and the same examples. A path about as far from fp32 as the reference code is correct.
                 Run only if the result matters.
