@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -268,9 +269,9 @@ def test_a_reward_model_that_is_no_better_than_a_coin_says_so_at_its_end(opened,
 
 
 def cautions(said: str) -> list[str]:
-    """What the end of a run has to say of its reward model."""
-    end = said.partition("saved checkpoint")[2]
-    return [line for line in end.splitlines() if "prefers the better answer" in line]
+    """What is said of the reward model: between the last checkpoint and the time that the run took."""
+    lines = said.partition(" checkpoint-")[2].splitlines()[1:]
+    return list(itertools.takewhile(lambda line: not gives(line, "set-up"), lines))
 
 
 def test_how_sure_the_accuracy_is(opened):

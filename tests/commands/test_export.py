@@ -54,24 +54,24 @@ def test_the_code_of_the_card_runs_in_a_fresh_process(place, tmp_path, any_pytho
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "values"),
     [
-        (["{run}", "--out", "{out}", "--max-shard-size", "big"], "'big' is not a size; write it like 5GB or 500MB"),
-        (["{run}", "--out", "{out}", "--dtype", "int4"], "'int4' is not one of 'stored', 'bf16', 'fp16', 'fp32'"),
-        (["{run}", "--merge"], "missing option '--out'"),
-        (["{base}/gone", "--merge", "--out", "{out}"], "no such folder"),
-        (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], "is not an adapter"),
-        (["{base}", "--merge", "--out", "{out}"], "there is nothing to merge; leave --merge out"),
-        (["{run}", "--out", "{out}", "--gguf"], "is for whole models, and this is an adapter; give --merge as well"),
-        (["{run}", "--merge", "--out", "{run}"], "export.json"),
-        (["{run}", "--merge", "--out", "{run}/adapter_config.json"], "is a file"),
+        (["{run}", "--out", "{out}", "--max-shard-size", "big"], ["'--max-shard-size':", "'big'"]),
+        (["{run}", "--out", "{out}", "--dtype", "int4"], ["'--dtype':", "'int4'", "'stored'", "'bf16'"]),
+        (["{run}", "--merge"], ["'--out'"]),
+        (["{base}/gone", "--merge", "--out", "{out}"], ["{base}/gone:", "[SF-FILE-MISSING]"]),
+        (["{base}", "--adapter", "{base}", "--merge", "--out", "{out}"], ["{base}:", "adapter_config.json"]),
+        (["{base}", "--merge", "--out", "{out}"], ["{base}:", "--merge", "[SF-USE-FLAG]"]),
+        (["{run}", "--out", "{out}", "--gguf"], ["--gguf:", "--merge", "[SF-USE-FLAG]"]),
+        (["{run}", "--merge", "--out", "{run}"], ["{run}:", "export.json", "[SF-USE-OUTPUT]"]),
+        (["{run}", "--merge", "--out", "{run}/adapter_config.json"], ["{run}/adapter_config.json:", "[SF-USE-OUTPUT]"]),
     ],
 )
-def test_wrong_inputs_are_one_line(place, tmp_path, arguments, said):
+def test_wrong_inputs_are_one_line(place, tmp_path, arguments, values):
     words = {"run": place / "run", "base": place / "base", "out": tmp_path / "out"}
     result = call(*(word.format(**words) for word in arguments))
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert lines_giving(result.stderr, *(value.format(**words) for value in values))
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

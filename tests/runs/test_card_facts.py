@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,21 +15,20 @@ from surefoot.runs.card_facts import _optimizer, _public_question
 
 
 @pytest.mark.parametrize(
-    ("optim", "said"),
+    ("optim", "names", "numbers"),
     [
-        ({}, "adamw, betas (0.9, 0.999), eps 1e-08, weight decay 0"),
-        ({"name": "adamw_8bit", "weight_decay": 0.1}, "adamw_8bit, betas (0.9, 0.999), eps 1e-08, weight decay 0.1"),
-        ({"name": "adafactor"}, "adafactor, weight decay 0"),
-        ({"name": "sgd", "momentum": 0.9}, "sgd, momentum 0.9, weight decay 0"),
-        ({"name": "sgd"}, "sgd, momentum 0, weight decay 0"),
-        (
-            {"name": "muon"},
-            "muon, momentum 0.95; for the other weights adamw, betas (0.9, 0.999), eps 1e-08, weight decay 0",
-        ),
+        ({}, ["adamw", "betas", "eps"], ["0.9", "0.999", "1e-08", "0"]),
+        ({"name": "adamw_8bit", "weight_decay": 0.1}, ["adamw_8bit", "betas", "eps"], ["0.9", "0.999", "1e-08", "0.1"]),
+        ({"name": "adafactor"}, ["adafactor"], ["0"]),
+        ({"name": "sgd", "momentum": 0.9}, ["sgd", "momentum"], ["0.9", "0"]),
+        ({"name": "sgd"}, ["sgd", "momentum"], ["0", "0"]),
+        ({"name": "muon"}, ["muon", "momentum", "adamw", "betas", "eps"], ["0.95", "0.9", "0.999", "1e-08", "0"]),
     ],
 )
-def test_only_settings_that_apply_are_told(optim, said):
-    assert _optimizer(OptimConfig(**optim)) == said
+def test_only_settings_that_apply_are_told(optim, names, numbers):
+    told = _optimizer(OptimConfig(**optim))
+    assert re.findall(r"adamw_8bit|adamw|adafactor|sgd|muon|momentum|betas|eps", told) == names
+    assert re.findall(r"\b\d[\d.e-]*\b", told) == numbers
 
 
 def test_the_example_is_the_first_short_question_of_one_line():

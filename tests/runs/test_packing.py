@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 
 import pytest
 
-from helpers.faults import gives, raises_fault
+from helpers.faults import gives, lines_giving, raises_fault
 from helpers.growing_records import write_sky
 from helpers.path_runs import ends, fast_paths, forget, losses, path_config, start
 from helpers.tiers import representatives
@@ -161,7 +160,7 @@ def check_padded_because(run, why, screen):
     tried = fast_paths(run)["documents"]
     assert (tried["form"], tried["used"]) == ("sdpa", False)
     assert tried["fault"].endswith(why)
-    (caution,) = re.findall(r"caution: data\.packing: sdpa [^;]*", screen)
+    (caution,) = lines_giving(screen, "caution:", "data.packing:", "sdpa")
     assert f"({tried['fault']})" in caution
     assert chosen(run)["value"] == "plain"
 
@@ -211,8 +210,7 @@ def test_a_resumed_run_stays_packed_where_rows_differ_and_ends_where_they_fail(w
     with monkeypatch.context() as strict:
         strict.setattr("surefoot.runs.parity.differences.LIMITS", {"fp32": -1.0})
         screen = start(wanted, "resume")
-        _, said = screen.split("caution: data.packing: sdpa ")
-        assert gives(said, -1)
+        assert lines_giving(screen, "caution:", "data.packing:", "sdpa", -1)
         assert (ends(tmp_path / "run", STEPS), chosen(tmp_path / "run")) == (uninterrupted, plan)
         found = fast_paths(tmp_path / "run")["documents"]
         assert (found["used"], found["outside"], found["limits"]["gradient"]) == (True, True, -1.0)

@@ -141,7 +141,7 @@ def test_the_picture_says_it_too(arithmetic, monkeypatch, waited, disturbed):
     figure = profile_picture.draw_profile(profiling.profile_report(one, Work(10, 100, 5), arithmetic))
     first, *more = figure.get_suptitle().splitlines()
     assert all(gives(first, step) for step in (3, 4))
-    assert ("caution" in " ".join(more) or "too long" in " ".join(more)) == disturbed
+    assert bool(more) == disturbed
     assert all(len(line) < 100 for line in more)
 
 
@@ -199,7 +199,8 @@ def test_each_phase_has_what_went_by_since_the_last(clock):
 
 def test_without_a_process_of_its_own_imports_are_not_told(clock):
     found = Phases()
-    assert found.sentence() == "ready in 0.0 s"
+    assert re.findall(r"[\d.]+", found.sentence()) == ["0.0"]
+    assert "imports" not in found.sentence()
     assert found.to_json() == {}
 
 

@@ -93,11 +93,9 @@ def test_the_form_of_packed_rows_of_a_model_that_is_measured(tmp_path):
     data = {"train": str(tmp_path / "train.json"), "max_length": 128, "packing": "on"}
     found = examine(clean_run(tmp_path, wide, data=data, batch={"size": 16}))
     assert {one.code for one in found.findings if one.verdict == "fault"} == set()
-    (packed,) = [one for one in lines_of(found, "ATTN-KERNEL") if one.where.startswith("packed rows by")]
+    forms = {trial["form"] for trial in found.facts["measurements"]["documents"]}
+    (packed,) = [one for one in lines_of(found, "ATTN-KERNEL") if one.where.split()[-1] in forms]
     assert packed.verdict == "ok"
-    assert "error" in packed.value
-    form = packed.where.rpartition(" ")[2]
-    assert form in {trial["form"] for trial in found.facts["measurements"]["documents"]}
 
 
 def test_a_run_that_reads_from_the_hub_asks_it(tmp_path, base, monkeypatch, no_passes):
@@ -152,19 +150,17 @@ def test_attention_is_asked_for_as_the_plan_asked(tmp_path, base, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("max_length", "fix"),
-    [
-        (64, "raise data.max_length"),
-        (512, "shorten or drop long answers, or use a model with more positions"),  # all that the model has
-    ],
+    ("max_length", "raised"),
+    [(64, True), (512, False)],  # the second is all that the model has
 )
-def test_answers_that_are_cut_get_a_fix_that_can_be_followed(tmp_path, base, max_length, fix):
+def test_answers_that_are_cut_get_a_fix_that_can_be_followed(tmp_path, base, max_length, raised):
     rows = [{**row, "output": "heron " * 600} for row in ROWS[:4]]
     (tmp_path / "train.json").write_text(json.dumps(rows + ROWS[4:]))
     config = clean_run(tmp_path, base, data={"train": str(tmp_path / "train.json"), "max_length": max_length})
     with ready(config, 1) as one:
         (line,) = [line for line in module._planned(one, hardware.detect()) if line.code == "TOK-STOP"]
-    assert (line.verdict, line.fix) == ("caution", fix)
+    assert (line.verdict, gives(line.fix, "data.max_length")) == ("caution", raised)
+    assert line.fix
 
 
 def at_once(micro):
@@ -185,7 +181,7 @@ def test_an_oversubscribed_micro_batch(tmp_path, base, monkeypatch, no_passes):
     config = clean_run(tmp_path, base, **at_once(16))
     line = next(one for one in examine(config).looked_at if one.code == "MEM-OVERSUBSCRIBED")
     assert line.verdict == "caution"
-    assert line.fix == "set batch.micro: 8"  # the half has room
+    assert all(gives(line.fix, value) for value in ("batch.micro", 8))  # the half has room
     assert line.gain is not None
     assert size_text(limit) in line.value
 
@@ -202,7 +198,7 @@ def test_what_has_no_room_in_the_memory_that_is_free_is_not_tried(tmp_path, base
     assert (line.verdict, line.gain) == ("caution", None)
     passes = [one for one in looked_at if one.code in ("LOSS-FINITE", "BWD-RATIO", "FAST-PATH", "PACK-LEAK")]
     assert {one.verdict for one in passes} == {"unknown"}
-    assert all(one.value.endswith("are free") for one in passes)
+    assert all(size_text(free) in one.value for one in passes)
     assert len(passes) == 4
 
 
@@ -325,23 +321,20 @@ def values(found):
 
 
 def test_every_code_has_a_line_and_none_has_two():
-    seen = [ok("DISK", "enough"), caution("PLAN", "a sentence", "a fix")]
+    seen = [ok("DISK", "enough"), caution("PLAN", "said", "fix")]
     found = rest(config(), seen)
     assert all(one.verdict == "ok" and one.value for one in found)
     assert sorted([one.code for one in found] + ["DISK", "PLAN"]) == sorted(CODES)
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "words"),
+    ("changes", "other"),
     [
-        ({}, "ROW-ZERO-NORM", "does not apply"),
-        ({"adapter": {"kind": "dora", "rank": 4}}, "ROW-ZERO-NORM", "none"),
-        ({"adapter": None}, "ADAPTER-TARGETS", "does not apply"),
-        ({}, "ADAPTER-TARGETS", "linear"),
-        ({"stage": "ppo"}, "TOK-STOP", "stage ppo"),
-        ({"stage": "ppo"}, "LOSS-FALLING", "stage ppo"),
-        ({}, "DATA", "every record was read"),
+        ({"adapter": {"kind": "dora", "rank": 4}}, {"ROW-ZERO-NORM"}),
+        ({"adapter": None}, {"ADAPTER-TARGETS"}),
+        ({"stage": "ppo"}, {"TOK-STOP", "LABEL-NONE", "LOSS-FALLING"}),
     ],
 )
-def test_the_reason(changes, code, words):
-    assert words in values(rest(config(**changes), []))[code]
+def test_the_reason_is_that_of_the_config(changes, other):
+    usual, found = values(rest(config(), [])), values(rest(config(**changes), []))
+    assert {code for code in found if found[code] != usual[code]} == other

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.faults import gives, lines_giving, raises_fault
+from helpers.faults import lines_giving, raises_fault
 from helpers.growing_records import write_sky
 from helpers.path_runs import fast_paths, forget, losses, path_config, saved_plan, start, weights
 from helpers.tiers import representatives
@@ -126,8 +126,7 @@ def test_a_resumed_run_keeps_paths_outside_their_limit_and_ends_as_if_it_had_nev
     monkeypatch.setattr("surefoot.runs.parity.differences.LIMITS", dict.fromkeys(("fp32", "bf16", "fp16"), -1.0))
     forget(tmp_path / "run", [2])
     screen = start(wanted, "resume")
-    _, said = screen.split("caution: kernels.adapter: fast ")
-    assert gives(said, -1)
+    assert lines_giving(screen, "caution:", "kernels.adapter:", "fast", -1)
     found, now = recorded(tmp_path / "run")
     assert (found["used"], found["outside"], now) == (True, True, choice)
     assert found["differs"]["gradient"] > found["limits"]["gradient"]
