@@ -26,8 +26,7 @@ from surefoot.data.tokenize.dataset import (
     TokenisedDataset,
     together,
 )
-from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.segments import Template, TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.method_facts.methods import COUNTED
 
 _SAMPLES = 3

@@ -18,8 +18,7 @@ import numpy as np
 
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, GIVEN, STOP_LOST, TokenisedDataset
-from surefoot.data.tokenize.encode import TrainOn
-from surefoot.data.tokenize.segments import Template, TextEncoder
+from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.system.errors import Fault, InputError
 
 

@@ -19,8 +19,8 @@ from surefoot.data.checks import NONE, copies_in, item_prints
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
-from surefoot.data.tokenize.encode import Encoding, TrainOn
-from surefoot.data.tokenize.segments import Template, TextEncoder
+from surefoot.data.tokenize.encode import Encoding
+from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.data.tokenize.sight import read_sight
 from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenise
 from surefoot.families.templates import OWN

@@ -388,7 +388,7 @@ def test_twin_with_chunks_side_by_side_loses_targets(llama3, monkeypatch):
 def test_twin_that_learns_what_the_data_marks(llama3, monkeypatch):
     monkeypatch.setattr(
         encode_module,
-        "_learned_turns",
+        "learned_turns",
         lambda runs, conversation, train_on: {run.turn for run in runs if run.answer},
     )
     with pytest.raises(AssertionError):

@@ -16,8 +16,8 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,12 +25,20 @@ import numpy as np
 from surefoot.data.formats import Conversation, RowFault, each_row
 from surefoot.data.formats.conversation import Picture
 from surefoot.data.sources.records import Kind, rows_per_item
-from surefoot.data.tokenize.segments import Run, Segment, Template, TextEncoder, encode_runs, token_spans
+from surefoot.data.tokenize.segments import (
+    Run,
+    Segment,
+    Template,
+    TextEncoder,
+    TrainOn,
+    encode_runs,
+    learned_turns,
+)
 from surefoot.data.tokenize.sight import Sight
 from surefoot.data.tokenize.truncate import Truncation, choose_tokens
+from surefoot.data.tokenize.whole import encode_whole
 from surefoot.system.errors import Fault, InputError
 
-TrainOn = Literal["responses", "last", "completion", "everything"]
 Encoding = Literal["parts", "whole"]
 # Conversations per tokenizer call: enough for its threads, and small enough that results stay in the CPU caches (1,024
 # take 4 to 8 % longer).
@@ -185,7 +193,7 @@ def _rows(conversations: Sequence[Conversation], template: Template, how: Encode
         chunk = conversations[start : start + _CHUNK]
         layouts = each_row(chunk, lay_out, name)
         for conversation, runs in zip(chunk, encode_runs(layouts, how.encoder, how.bos_id), strict=True):
-            learned = _learned_turns(runs, conversation, train_on)
+            learned = learned_turns(runs, conversation, train_on)
             whole = Encoded(
                 _ids(runs),
                 _mask(runs, learned, train_on),
@@ -228,83 +236,10 @@ def _nothing_learned(whole: Encoded) -> Encoded:
 def _in_one_go(
     conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str
 ) -> Iterator[Encoded]:
-    """Encode prompt and answer as one text, as tools that tokenise a finished text do (TRL).
-
-    An answer that begins in the middle of a word then shares a token with the prompt, and a newline at its start may
-    merge with one before it. A model that generates the answer never sees such tokens, so this is used only if the user
-    asks for it.
-    """
-    encoder, bos_id, train_on = how.encoder, how.bos_id, how.train_on
-    together = None if train_on in ("responses", "last") else template.at_once  # has no marks at the ends of answers
-    layouts = each_row(conversations, lambda one: together(one, False) if together else template.segments(one), name)
-    prompt_ids: list[tuple[int, ...]] = []
-    if train_on == "completion":
-        prompts = [_prompt(*pair, together) for pair in zip(layouts, conversations, strict=True)]
-        prompt_ids = _encode_whole(prompts, encoder, bos_id)
-    for at, (layout, ids) in enumerate(zip(layouts, _encode_whole(layouts, encoder, bos_id), strict=True)):
-        if train_on == "everything":
-            mask = np.ones(len(ids), dtype=bool)
-        elif train_on == "completion":
-            mask = _behind_prompt(ids, prompt_ids[at])
-        else:
-            mask = _within_answers(ids, layout, _learned_turns(layout, conversations[at], train_on), encoder)
-        mask[0] = False
-        whole = Encoded(
-            np.array(ids, dtype=np.uint32),
-            mask,
-            conversations[at].number,
-            conversations[at].line,
-            control_texts=sum(len(encoder.control_text(segment.text)) for segment in layout if segment.content),
-        )
+    found = encode_whole(conversations, template, how.encoder, how.bos_id, how.train_on, name)
+    for conversation, (ids, mask, spelled_out) in zip(conversations, found, strict=True):
+        whole = Encoded(ids, mask, conversation.number, conversation.line, control_texts=spelled_out)
         yield whole if len(ids) <= how.max_length else _without_end(whole, how.max_length, template.stop_ids)
-
-
-def _prompt(
-    layout: Sequence[Segment],
-    conversation: Conversation,
-    together: Callable[[Conversation, bool], tuple[Segment, ...]] | None,
-) -> Sequence[Segment]:
-    """Return the segments before the first learned answer; all of them if none is learned."""
-    learned = _learned_turns(layout, conversation, "completion")
-    if together and learned and min(learned) > 0:
-        return together(replace(conversation, turns=conversation.turns[: min(learned)]), True)
-    return list(itertools.takewhile(lambda one: not (one.answer and one.turn in learned), layout))
-
-
-def _encode_whole(
-    layouts: Sequence[Sequence[Segment]], encoder: TextEncoder, bos_id: int | None
-) -> list[tuple[int, ...]]:
-    """Return the ids of each layout; () for one without text."""
-    filled = [[segment._replace(answer=False) for segment in layout if segment.text] for layout in layouts]
-    runs = iter(encode_runs([layout for layout in filled if layout], encoder, bos_id))
-    return [tuple(itertools.chain.from_iterable(run.ids for run in next(runs))) if layout else () for layout in filled]
-
-
-def _behind_prompt(ids: Sequence[int], prompt: Sequence[int]) -> np.ndarray:
-    """Mark the tokens from the first one that differs from the prompt's own ids: [tokens] bool. If a token spans the
-    border, it is the first one marked."""
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False)))
-    return np.arange(len(ids)) >= same
-
-
-def _within_answers(
-    ids: Sequence[int], layout: Sequence[Segment], learned: Collection[int], encoder: TextEncoder
-) -> np.ndarray:
-    """Mark every token that contains a character of an answer in `learned`: [tokens] bool."""
-    filled = [segment for segment in layout if segment.text]
-    numbers = itertools.accumulate(segment.alone for segment in filled)  # number of the tokenizer text of each segment
-    texts = itertools.groupby(zip(numbers, filled, strict=True), key=lambda pair: pair[0])
-    marks: list[np.ndarray] = []
-    for number, text in texts:
-        segments = [segment for _, segment in text]
-        for starts, ends, placed in token_spans(segments, encoder, opening=number == filled[0].alone):
-            mark = np.zeros(len(starts), dtype=bool)
-            for segment, left, right in placed:
-                if segment.answer and segment.turn in learned:
-                    mark |= (starts < right) & (ends > left) & (starts < ends)
-            marks.append(mark)
-    # BOS may have been added or removed at the front, so align at the end.
-    return np.concatenate([np.zeros(len(ids), dtype=bool), *marks])[-len(ids) :]
 
 
 def _without_end(whole: Encoded, max_length: int, stop_ids: Sequence[int]) -> Encoded:
@@ -335,14 +270,6 @@ def in_chunks(whole: Encoded, max_length: int) -> Iterator[Encoded]:
             continues=start > 0,
             continued=start != starts[-1],
         )
-
-
-def _learned_turns(
-    parts: Sequence[Run] | Sequence[Segment], conversation: Conversation, train_on: TrainOn
-) -> frozenset[int]:
-    """Return the turns whose answers are learned. With "last", earlier answers are part of the prompt."""
-    turns = [part.turn for part in parts if part.answer and conversation.turns[part.turn].learned]
-    return frozenset(turns[-1:] if train_on == "last" else turns)
 
 
 def _ids(runs: Sequence[Run]) -> np.ndarray:

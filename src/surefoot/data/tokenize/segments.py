@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from surefoot.data.formats import Conversation, RowFault
 from surefoot.system.errors import Fault, InputError, is_panic
 
+TrainOn = Literal["responses", "last", "completion", "everything"]
 _LEAD = "\n"  # never merges with what follows; stands in for the text before a piece
 
 
@@ -363,3 +364,11 @@ def _begin(runs: list[Run], encoder: TextEncoder, bos_id: int | None) -> list[Ru
     first, own = runs[0], array("I", () if bos_id is None else (bos_id,))
     written = itertools.takewhile(lambda number: number in (encoder.bos_id, bos_id), first.ids)
     return [first._replace(ids=own + first.ids[len(list(written)) :]), *runs[1:]]
+
+
+def learned_turns(
+    parts: Sequence[Run] | Sequence[Segment], conversation: Conversation, train_on: TrainOn
+) -> frozenset[int]:
+    """Return the turns whose answers are learned. With "last", earlier answers are part of the prompt."""
+    turns = [part.turn for part in parts if part.answer and conversation.turns[part.turn].learned]
+    return frozenset(turns[-1:] if train_on == "last" else turns)
