@@ -111,7 +111,8 @@ def tiny_judge(folder: Path, *, weight: torch.Tensor | None = None, bias: float 
     return folder
 
 
-def curt(folder: Path, every: int = 6) -> Path:
+@built_once
+def curt(folder: Path, *, every: int = 6) -> Path:
     """A `tiny_llama` whose answers end soon: about one token in `every` is <|eot_id|>, whatever stands before it."""
     tiny_llama(folder)
     model = LlamaForCausalLM.from_pretrained(folder)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 import surefoot
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
+from helpers.tiers import representatives
 from helpers.tiny_models import curt
 from helpers.vllm_answers import completion
 from surefoot.commands.main import main
@@ -46,7 +47,7 @@ class Counter:
 
 @pytest.fixture
 def world(tmp_path) -> Path:
-    curt(tmp_path / "base")
+    curt(tmp_path / "base", every=3)
     rows = [{"prompt": f"Say number {n}.", "answer": str(n)} for n in range(12)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "tool.py").write_text(TOOL)
@@ -140,7 +141,10 @@ def test_only_drawn_tokens_are_learned_from_and_counted():
         ]
 
 
-@pytest.mark.parametrize("more", [{}, {"redraw": 1, "top_p": 0.9, "ahead": 1, "overlong": "mask"}])
+DRAWN = ({}, {"redraw": 1, "top_p": 0.9, "ahead": 1, "overlong": "mask"})
+
+
+@pytest.mark.parametrize("more", representatives(DRAWN, DRAWN[1]))
 def test_killed_between_turns_it_goes_on_bit_for_bit_and_calls_nothing_again(world, monkeypatch, more):
     whole = config_of(world, "whole", rollout_batches=2, epochs=2, kl=0.1, **more)
     whole |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
@@ -225,8 +229,7 @@ def test_answers_that_an_environment_lost_are_counted_and_left_out(world, line, 
     (world / "tool.py").write_text(
         TOOL.replace(line, fails).replace("self.turns = 0", "self.turns, self.own = 0, record['answer']")
     )
-    config = config_of(world, "run", patience=9)
-    config["duration"] = "6 steps"
+    config = config_of(world, "run", patience=9) | {"batch": {"size": 24}, "duration": "2 steps"}
     rows = run(config)
     assert all("reward_environment" in row for row in rows)  # the only reward
     assert sum(row.get(f"environment_{outcome}", 0) for row in rows) == 4
@@ -310,22 +313,23 @@ def test_an_environment_may_read_every_field(world):
     assert read == {"with": [], "without": ["answer"]}
 
 
-@pytest.mark.parametrize(("lost", "code", "where"), [(3, "SF-PPO", "step 2"), (4, "SF-ENVIRONMENT", "tool.py:9")])
-def test_a_run_that_lost_answers_ended_asks_for_them_again(world, lost, code, where):
+def test_a_run_that_lost_answers_ended_asks_for_them_again(world):
     """Calls for three of step 2's four prompts fail, too many, or for all; they work again before the resume."""
     (world / "tool.py").write_text(
         TOOL.replace("self.turns = 0", "self.turns = 0 // (record['answer'] not in DOWN.read_text().split())")
         + '\n\nDOWN = ASKED.with_name("down.txt")\n'
     )
     (world / "down.txt").write_text("")
-    config = config_of(world, "run") | {"checkpoint": {"every": "1 steps"}, "batch": {"size": 16}}
-    whole = {**config, "output": str(world / "whole")}
-    wanted = run(whole)
-    prompts = {one["record"]: one["prompt"] for one in answers_of(whole) if one["step"] == 2}.values()
+    config = config_of(world, "whole") | {"checkpoint": {"every": "1 steps"}, "batch": {"size": 16}}
+    config["duration"] = "2 steps"
+    wanted = run(config)
+    prompts = {one["record"]: one["prompt"] for one in answers_of(config) if one["step"] == 2}.values()
     down = [re.search(r"number (\d+)", one)[1] for one in prompts]
     assert len(down) == 4
-    (world / "down.txt").write_text("\n".join(down[:lost]))
-    with raises_fault(code, world / where if ":" in where else where):
-        run(config)
-    (world / "down.txt").write_text("")
-    assert run(config, resume=True) == wanted
+    for lost, code, where in ((3, "SF-PPO", "step 2"), (4, "SF-ENVIRONMENT", world / "tool.py:9")):
+        config["output"] = str(world / f"without {lost}")
+        (world / "down.txt").write_text("\n".join(down[:lost]))
+        with raises_fault(code, where):
+            run(config)
+        (world / "down.txt").write_text("")
+        assert run(config, resume=True) == wanted
