@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -238,9 +239,15 @@ def furthest(run: Path, other: Path) -> tuple[float, float]:
     return steps, max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "fsdp2", "zero3"))
-def test_on_two_ranks_it_is_the_same_run(server, base, finished, tmp_path, engine):
-    two = on_two(server, base, tmp_path, engine)
+@pytest.fixture(scope="module")
+def straight(server, base, tmp_path_factory):
+    """The run on two ranks, by engine."""
+    return functools.cache(lambda engine: on_two(server, base, tmp_path_factory.mktemp("two"), engine))
+
+
+@pytest.mark.parametrize("engine", representatives(ENGINES, "fsdp2", "zero3"))
+def test_on_two_ranks_it_is_the_same_run(straight, base, finished, engine):
+    two = straight(engine)
     steps, weights = furthest(finished, two)
     assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
     assert (two / "adapter_config.json").read_text() == (finished / "adapter_config.json").read_text()
@@ -255,15 +262,12 @@ def test_twin_experts_that_learn_from_the_tokens_of_one_rank_are_noticed(server,
 
 
 @pytest.mark.parametrize("engine", representatives(["fsdp2", "zero2", "zero3"], "fsdp2"))
-def test_killed_on_two_ranks_and_resumed_it_is_the_same_run(server, base, tmp_path, engine):
-    for name in ("straight", "killed"):
-        (tmp_path / name).mkdir()
-    straight = on_two(server, base, tmp_path / "straight", engine)
+def test_killed_on_two_ranks_and_resumed_it_is_the_same_run(server, base, straight, tmp_path, engine):
     changes = {"batch": {"size": 4, "micro": 1}, "parallel": ENGINES[engine]}
-    path, log = str(written(tmp_path / "killed", base, "run", **changes)), tmp_path / "log.txt"
+    path, log = str(written(tmp_path, base, "run", **changes)), tmp_path / "log.txt"
     assert server.run(["train", path], log, {"at": "step", "n": 4}, ranks=2) == -9
     assert server.run(["train", path, "--resume"], log, ranks=2) == 0, log.read_text()
-    assert said("verify", straight, "--same-as", tmp_path / "killed" / "run")[0] == 0
+    assert said("verify", straight(engine), "--same-as", tmp_path / "run")[0] == 0
 
 
 def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, tmp_path):
@@ -274,7 +278,7 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, tmp_
     assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
 
 
-@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp", "fsdp2"))
+@pytest.mark.parametrize("engine", representatives(ENGINES, "ddp"))
 def test_the_load_balancing_loss_is_that_of_one_rank(server, base, tmp_path, engine):
     """Three examples a step: a rank has a micro-batch without tokens, which counts nowhere."""
     changes = {
