@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 
 import pytest
 import torch
@@ -37,6 +38,12 @@ def call(*arguments):
 def load(folder, said=None):
     say = said.append if said is not None else None
     return load_model(folder, dtype=torch.float32, attention_implementation="eager", device=CPU, notify=say)
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch, forked_python):
+    """The child that opens pickles; tests/models/convert/test_pickled.py starts a Python of its own."""
+    monkeypatch.setattr(sys, "executable", forked_python)
 
 
 def logits(model):

@@ -108,7 +108,6 @@ MATRIX = representatives(
     product(METHODS, ENGINES, ADAPTERS),
     ("ppo-judged", "fsdp2", "lora"),
     ("grpo", "fsdp2", "lora"),
-    ("grpo", "ddp", "lora"),
     ("distill", "fsdp2", "full"),
     ("grpo-turns", "ddp", "lora"),
     ("distill-own", "ddp", "lora"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,9 @@ def left(place: Place) -> list[Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_refused(case: Case, place: Place) -> None:
+def test_refused(case: Case, place: Place, forked_python: str) -> None:
     place.patch.setattr(sandbox, "STEPS", 50_000)  # a template without end is stopped sooner
+    place.patch.setattr(sys, "executable", forked_python)  # of the child that opens pickles
     words = case.prepare(place) or ["train", place.config()]
     before = place.snapshot()
     check(case, place, place.call(*words), before)

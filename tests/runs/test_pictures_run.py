@@ -199,21 +199,23 @@ def trained_and_resumed(raw: dict, folder: Path) -> dict:
     return half
 
 
-@pytest.mark.parametrize("adapter", [{"kind": "lora", "rank": 2, "dropout": 0.1}, None], ids=["lora", "full"])
+def with_adapter(raw: dict, adapter: str) -> dict:
+    """adapter: lora, or full for none."""
+    own = {"adapter": {"kind": "lora", "rank": 2, "dropout": 0.1}} if adapter == "lora" else {}
+    return {key: value for key, value in raw.items() if key != "adapter"} | own
+
+
+@pytest.mark.parametrize("adapter", representatives(["lora", "full"], "full"))
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
     seeing("qwen2_5_vl", tmp_path / "base")
     records(tmp_path)
-    changes = {"adapter": adapter} if adapter else {}
-    raw = config(tmp_path, "whole") | changes
-    if not adapter:
-        raw.pop("adapter")
-    half = trained_and_resumed(raw, tmp_path)
+    half = trained_and_resumed(with_adapter(config(tmp_path, "whole"), adapter), tmp_path)
     audit = json.loads((tmp_path / "whole" / "data.json").read_text())
     assert audit["train"]["pictures"]["count"] == 3
     assert (tmp_path / "whole" / "preprocessor_config.json").read_bytes() == (
         tmp_path / "base" / "preprocessor_config.json"
     ).read_bytes()
-    if not adapter:
+    if adapter == "full":
         own, base = (
             load_file(tmp_path / "whole" / "model.safetensors"),
             load_file(tmp_path / "base" / "model.safetensors"),
@@ -238,7 +240,7 @@ def pairs(folder: Path) -> Path:
     return folder / "d.jsonl"
 
 
-@pytest.mark.parametrize("reference", ["adapter", "copy"])
+@pytest.mark.parametrize("reference", representatives(["adapter", "copy"], "adapter"))
 def test_a_resumed_dpo_run_is_the_uninterrupted_one(tmp_path, reference):
     seeing("qwen2_5_vl", tmp_path / "base")
     pairs(tmp_path)

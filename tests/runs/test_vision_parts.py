@@ -81,7 +81,7 @@ def test_gradients_are_those_of_autograd(tmp_path, name):
 EACH = representatives(["gemma3", "llava", "smolvlm", "qwen3_vl"], "gemma3")
 COMBINED = [
     pytest.param(LORA, BOTH, id="lora-both"),
-    pytest.param(LORA, {"projector": "trained"}, id="lora-projector"),
+    pytest.param(LORA, {"projector": "trained"}, id="lora-projector", marks=pytest.mark.slow),
     pytest.param(None, {"tower": "trained"}, id="full-tower"),
 ]
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 import surefoot
 from helpers.faults import gives, raises_fault
 from helpers.http_stub import answering
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
 from surefoot.commands.compare import compare_runs
@@ -177,7 +178,10 @@ def test_a_baseline_over_the_rollout_learns_from_groups_of_one_score(world, tmp_
     assert all(row["groups_without_spread"] == 1 and row["grad_norm"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("more", [{}, {"redraw": 2, "top_p": 0.9, "top_k": 40, "ahead": 1}])
+DRAWN = ({}, {"redraw": 2, "top_p": 0.9, "top_k": 40, "ahead": 1})
+
+
+@pytest.mark.parametrize("more", representatives(DRAWN, DRAWN[1]))
 def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
     reward = sevens if more else vowels
     whole = config_of(world, tmp_path / "whole", rollout_batches=2, epochs=2, kl=0.1, **more)
