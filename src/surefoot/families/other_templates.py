@@ -135,6 +135,7 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
         stops=("<|im_end|>",),
     ),
     _chatml("qwen", _QWEN),
+    _chatml("qwen2_vl", "You are a helpful assistant."),
     _chatml("qwen3", thought=_NO_THOUGHT),
     _chatml("qwen3-unthinking", thought=_NO_THOUGHT, thought_learned=False),
     _chatml("qwen3_nothink"),

@@ -227,6 +227,7 @@ def set_output(draft: Draft) -> None:
 
 def set_rest(draft: Draft) -> None:
     """Translate seeds, devices and uploading."""
+    draft.drop("surefoot reads only the columns of its formats", "remove_unused_columns")
     if (seed := draft["data_seed"]) is not None:
         same = seed == draft["seed"]
         draft.note(

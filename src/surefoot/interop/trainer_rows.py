@@ -156,7 +156,7 @@ ROWS: tuple[Row, ...] = (
     *all_listed(_LOADING, dataloader_pin_memory=True, dataloader_persistent_workers=False),
     *all_listed(_LOADING, dataloader_prefetch_factor=None, dataloader_multiprocessing_context=None),
     *all_listed(_LOADING, dataloader_in_order=True),
-    listed("remove_unused_columns", True, "surefoot reads only the columns of its formats"),
+    joint("remove_unused_columns", True, (), "surefoot reads only the columns of its formats"),
     listed("label_names", None, "labels are the token ids"),
     listed("group_by_length", False, "batches depend on the seed alone"),
     listed("train_sampling_strategy", "random", "data order depends on the seed alone"),

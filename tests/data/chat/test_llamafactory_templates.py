@@ -21,6 +21,7 @@ KNOWS = {
     "mistral": "mistral",
     "phi": "phi3",
     "qwen": "qwen",
+    "qwen2_vl": "qwen",
     "qwen3": "qwen3",
     "qwen3-unthinking": "qwen3",
     "qwen3_nothink": "qwen3",

@@ -174,7 +174,18 @@ def _set_evaluation(draft: Draft, evaluation: list[str] | None) -> None:
 
 UNTHINKING = "qwen3-unthinking"  # qwen3 with enable_thinking: false
 _ROWS = {row.name.removeprefix(PREFIX): row for row in LLAMAFACTORY}
-_LIKE = {"gemma3": "gemma", "yi": "chatml", "smollm": "chatml"}  # templates with the same text
+# Templates with the same text; they differ in tools and in media that surefoot does not train on.
+_LIKE = {
+    "gemma3": "gemma",
+    "yi": "chatml",
+    "smollm": "chatml",
+    "qwen3_vl_nothink": "qwen3_nothink",
+    "qwen3_5_nothink": "qwen3_nothink",
+    "qwen3_vl": "qwen3",
+    "qwen3_5": "qwen3",
+    "qwen3_6": "qwen3",
+}
+PICTURED = ("gemma3", "qwen2_vl", "qwen3_vl", "qwen3_vl_nothink", "qwen3_5", "qwen3_5_nothink", "qwen3_6")
 SAME = {
     **{name: row for name, row in _ROWS.items() if name != UNTHINKING},
     **{name: _ROWS[other] for name, other in _LIKE.items()},
@@ -189,11 +200,16 @@ _WITHOUT = (
     "llava_next_qwen llava_next_yi llava_next_video llava_next_video_mistral llava_next_video_yi mimo mimo_v2 "
     "mimo_vl minicpm_v minicpm_v_4_6 minicpm_o minimax1 minimax2 ministral mistral_small ministral3 olmo openchat "
     "openchat-3.6 opencoder paligemma paligemma_chat phi_small phi4_mini pixtral qwen2_audio qwen2_omni "
-    "qwen3_omni qwen3_omni_nothink qwen2_vl qwen3_vl qwen3_vl_nothink qwen3_5 qwen3_5_nothink qwen3_6 sailor "
+    "qwen3_omni qwen3_omni_nothink sailor "
     "seed_coder seed_oss smollm2 solar starchat telechat2 video_llava xuanyuan yi_vl youtu youtu_vl yuan"
 )
 OTHERS = tuple(_WITHOUT.split())
 NAMES = (*SAME, *OTHERS)
+
+
+def adds_thoughts(name: str) -> bool:
+    """Return whether the template adds empty thoughts, which enable_thinking: false leaves unlearned."""
+    return SAME[name] is SAME["qwen3"]
 
 
 def writes_bos(name: str) -> bool:

@@ -97,7 +97,7 @@ MODEL = (
     joint("quantization_type", "nf4", ("precision.base",), type=text),
     joint("double_quantization", True, ("precision.base",)),
     listed("quantization_device_map", None, "the model is on one device"),
-    joint("image_max_pixels", 768 * 768, ("data.max_pixels",), "if given; otherwise the model's processor decides"),
+    joint("image_max_pixels", 768 * 768, ("data.max_pixels",), "if given, or with a template of a Qwen-VL"),
     listed("image_min_pixels", 32 * 32, "the model's processor enlarges small images"),
     refused("image_do_pan_and_scan", False, "the processor's files decide", _OF_FILES),
     refused("crop_to_patches", False, "the processor's files decide", _OF_FILES),

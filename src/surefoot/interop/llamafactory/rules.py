@@ -8,7 +8,15 @@ from __future__ import annotations
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
-from surefoot.interop.llamafactory.data import SAME, UNTHINKING, set_data, why_not, writes_bos
+from surefoot.interop.llamafactory.data import (
+    PICTURED,
+    SAME,
+    UNTHINKING,
+    adds_thoughts,
+    set_data,
+    why_not,
+    writes_bos,
+)
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import PACKED, UNPACKED, names
 from surefoot.interop.shared_rules import EIGHT_BITS
@@ -222,6 +230,9 @@ def _continue(draft: Draft, shape: tuple[str, ...]) -> None:
         set_initial(draft, "adapter_name_or_path", shape, dropout=draft["stage"] not in ("dpo", "kto"))
 
 
+_SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
+
+
 def set_vision(draft: Draft) -> None:
     for name, part in (("freeze_vision_tower", "tower"), ("freeze_multi_modal_projector", "projector")):
         if draft[name]:
@@ -233,8 +244,8 @@ def set_vision(draft: Draft) -> None:
             draft.refuse(name, "LLaMA-Factory adds LoRA to the tower; surefoot trains the whole tower", fix)
         else:
             draft.drop("has no effect with LoRA in LLaMA-Factory", name)
-    if draft.given("image_max_pixels"):
-        draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels")
+    if draft.given("image_max_pixels") or (str(draft["template"]).startswith("qwen") and draft["template"] in PICTURED):
+        draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels", why=_SCALED)
 
 
 def set_quantisation(draft: Draft) -> None:
@@ -251,11 +262,12 @@ def set_quantisation(draft: Draft) -> None:
     elif bits == 8:
         draft.set("precision.base", "int8", "quantization_bit", "quantization_method", why=EIGHT_BITS)
         draft.drop("applies to 4 bits", *words[1:])
-    elif bits != 4 or draft["quantization_type"] != "nf4" or not draft["double_quantization"]:
-        what = "surefoot supports 8-bit weights, and 4-bit nf4 with double quantization"
+    elif bits != 4 or draft["quantization_type"] != "nf4":
+        what = "surefoot supports 8-bit weights, and 4-bit nf4"
         draft.refuse("quantization_bit", what, "quantization_bit: 4 or 8, or leave it out")
     else:
-        draft.set("precision.base", "nf4", "quantization_bit", *words)
+        nested = "" if draft["double_quantization"] else "here with double quantization"
+        draft.set("precision.base", "nf4", "quantization_bit", *words, why=nested)
 
 
 def set_template(draft: Draft) -> None:
@@ -273,14 +285,14 @@ def set_template(draft: Draft) -> None:
         draft.refuse("template", *why_not(name))
         draft.drop("the template is not supported", "default_system", "enable_thinking")
         return
-    unthinking = name == "qwen3" and not draft["enable_thinking"]
+    unthinking = adds_thoughts(name) and not draft["enable_thinking"]
     draft.set("data.template", PREFIX + UNTHINKING if unthinking else SAME[name].name, "template")
     if not draft["use_bos_zero_training"]:
         draft.set("bos.prepend", "on" if writes_bos(name) else "off", "template")
     if (system := draft["default_system"]) is not None and system != SAME[name].default_system:
         draft.refuse("default_system", "surefoot adds no system prompt except the template's", "put it into the data")
     draft.note("default_system", "carried", "the template's default")
-    draft.note("enable_thinking", "carried", "has no effect with this template" if name != "qwen3" else "")
+    draft.note("enable_thinking", "carried", "" if adds_thoughts(name) else "has no effect with this template")
 
 
 def _check_thinking(draft: Draft) -> None:
