@@ -113,7 +113,7 @@ def test_k1_a_rare_one_is_left_out_and_counted(world, tmp_path, monkeypatch):
 
 
 def test_k1_twin_without_the_share_the_run_goes_on(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(ppo_memory, "too_many_left_out", lambda *counts: None)
+    monkeypatch.setattr(ppo_memory, "too_many_left_out", lambda *given: None)
     assert train(world, tmp_path, "every_third")[0] == 0
 
 

@@ -88,7 +88,20 @@ _RESERVED = (
 
 def custom_faults(config: RunConfig, custom: Custom) -> list[Fault]:
     """Return the conflicts between the config and the caller's functions."""
-    return [*_metric_faults(config, custom.all_metrics), *_reward_faults(config, custom.reward)]
+    return [
+        *_metric_faults(config, custom.all_metrics),
+        *_reward_faults(config, custom.reward),
+        *_loss_faults(config, custom),
+    ]
+
+
+def _loss_faults(config: RunConfig, custom: Custom) -> list[Fault]:
+    """A loss of the user's where the stage's own takes in a teacher, which a function of model and batch never sees."""
+    if custom.objective is None or not config.method.teacher:
+        return []
+    what = f"replaces the comparison with the teacher, which is what stage {config.stage} does"
+    where = "functions.loss" if config.functions.loss else "objective"
+    return [Fault(where, what, "leave it out, or choose stage: sft", code="SF-CONFIG-CONFLICT")]
 
 
 def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:
@@ -124,7 +137,11 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
         fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
         return [Fault("ppo.reward", what, fix, code="SF-OWN-FUNCTION")]
     if reward is not None and (named or not config.method.rollouts):
-        what = f"and {config.ppo.reward} are two scores" if named else f"is for stage ppo, and stage is {config.stage}"
+        what = (
+            f"and {config.ppo.reward} are two scores"
+            if named
+            else f"is for stages ppo and grpo, and stage is {config.stage}"
+        )
         return [Fault("reward", what, "give one of them" if named else "leave it out", code="SF-OWN-FUNCTION")]
     return []
 

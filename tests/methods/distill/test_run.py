@@ -293,3 +293,20 @@ def test_a_long_prompt_cuts_no_other_answer(world, tmp_path):
     drawn = [(length, room) for length, room in asked if length > 1]  # the others ask how it counts
     assert len(set(drawn)) > 2  # prompts of 32 to 35 tokens
     assert all(room == min(8, 40 - length) for length, room in drawn)
+
+
+def test_a_loss_of_ones_own_is_refused_where_the_teacher_would_be_dropped(world, tmp_path):
+    """Twin: stage sft takes it."""
+    (tmp_path / "own.py").write_text(
+        "from surefoot.methods.losses.sft import sft_loss\n\n\n"
+        "def own(model, batch):\n    return sft_loss(model, batch)\n"
+    )
+    named = {"functions": {"loss": f"{tmp_path / 'own.py'}:own"}}
+    with raises_fault("SF-CONFIG-CONFLICT", "functions.loss"):
+        run(config_of(world, tmp_path / "run") | named)
+    with raises_fault("SF-CONFIG-CONFLICT", "objective"):
+        run(config_of(world, tmp_path / "run"), objective=lambda model, batch: None)
+    assert not (tmp_path / "run").exists()
+    twin = config_of(world, tmp_path / "twin") | named | {"stage": "sft"}
+    del twin["distill"]
+    assert run(twin)[-1]["current_steps"] == 4

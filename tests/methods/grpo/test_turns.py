@@ -326,7 +326,7 @@ def test_a_run_that_lost_answers_ended_asks_for_them_again(world):
     prompts = {one["record"]: one["prompt"] for one in answers_of(config) if one["step"] == 2}.values()
     down = [re.search(r"number (\d+)", one)[1] for one in prompts]
     assert len(down) == 4
-    for lost, code, where in ((3, "SF-PPO", "step 2"), (4, "SF-ENVIRONMENT", world / "tool.py:9")):
+    for lost, code, where in ((3, "SF-GRPO", "step 2"), (4, "SF-ENVIRONMENT", world / "tool.py:9")):
         config["output"] = str(world / f"without {lost}")
         (world / "down.txt").write_text("\n".join(down[:lost]))
         with raises_fault(code, where):

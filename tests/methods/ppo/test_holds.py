@@ -199,7 +199,7 @@ def test_a_kl_that_looks_negative_does_not_hide_the_distance():
     ("left_out", "asked", "ends"), [(9, 9, False), (10, 200, False), (10, 199, True), (11, 220, False)]
 )
 def test_so_many_left_out_answers_end_the_run(left_out, asked, ends):
-    assert (too_many_left_out(4, left_out, asked) is not None) == ends
+    assert (too_many_left_out(4, left_out, asked, "look", "SF-PPO") is not None) == ends
 
 
 def test_rollouts_without_one_finite_score_count_with_the_next_that_has_some():

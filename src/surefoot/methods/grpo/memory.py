@@ -167,7 +167,8 @@ class GroupMemory:
             self._say_held(step, f"none of {figures.answers} answers has a score", "look at what grpo.rewards return")
         elif figures.flat and not (self.numbers.spread and mean == self.numbers.best):
             self._flat(step, figures)
-        if scored and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.answers)):
+        fix, numbers = "answers.jsonl has the outcome of each reward, with its reason", self.numbers
+        if scored and (error := too_many_left_out(step, numbers.left_out, numbers.answers, fix, "SF-GRPO")):
             raise error
 
     def learned(self, report: StepReport) -> None:

@@ -106,14 +106,15 @@ def ratio_hold(ratio: float | None, bound: float) -> Hold:
     return Hold(what, "lower optim.lr, ppo.epochs or ppo.rollout_batches: answers are learned from for too long")
 
 
-def too_many_left_out(step: int, left_out: int, requested: int) -> Diverged | None:
-    """Return an error if too many of the run's answers were left out. A few do not count."""
+def too_many_left_out(step: int, left_out: int, requested: int, fix: str, code: str) -> Diverged | None:
+    """Return an error if too many of the run's answers were left out. A few do not count.
+
+    fix, code: of the method.
+    """
     if left_out < FEWEST_LEFT_OUT or left_out <= MOST_LEFT_OUT * requested:
         return None
     what = f"{left_out} of {requested} answers so far had no token or no finite score, more than {MOST_LEFT_OUT:.0%}"
-    return Diverged(
-        Fault(f"step {step}", what, "look at what ppo.reward returns for the answers in samples.jsonl", code="SF-PPO")
-    )
+    return Diverged(Fault(f"step {step}", what, fix, code=code))
 
 
 def no_recovery(step: int, hold: Hold, in_a_row: int) -> Diverged:

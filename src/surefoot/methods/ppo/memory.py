@@ -174,7 +174,9 @@ class PpoMemory:
         elif again >= limits.patience:
             self._note_same(step, same_score(figures, again), again, figures.reward)
         # Rollouts without any score fall under `patience`; their answers are counted with the next that has scores.
-        if figures.answers and (error := too_many_left_out(step, self.numbers.left_out, self.numbers.asked)):
+        fix = "look at what ppo.reward returns for the answers in samples.jsonl"
+        numbers = self.numbers
+        if figures.answers and (error := too_many_left_out(step, numbers.left_out, numbers.asked, fix, "SF-PPO")):
             raise error
 
     def learned(self, report: StepReport) -> None:
