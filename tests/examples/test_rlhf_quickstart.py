@@ -1,4 +1,4 @@
-"""RLHF on the quickstart's museum: PPO learns from its reward alone what the supervised data do not say."""
+"""RLHF on the quickstart's museum: PPO and GRPO learn from their reward alone what the supervised data do not say."""
 
 from __future__ import annotations
 
@@ -44,33 +44,30 @@ def test_the_data_say_nothing_about_rooms(tmp_path):
         )
 
 
+SHORT = {
+    "sft": ["duration=1 epochs"],
+    "ppo": ["eval_every=4 epochs", "duration=4 epochs", "log_every=1", "ppo.reward=REWARD"],
+    "grpo": ["log_every=1", "grpo.rewards=[REWARD]"],
+}
+
+
 @pytest.mark.slow
-def test_ppo_raises_the_mean_reward_by_two_deviations(tmp_path):
-    """One seed and two thirds of the example's length. The first rollouts stand for the supervised policy."""
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_each_method_raises_the_mean_reward_by_two_deviations(museum, tmp_path, method):
+    """One seed, PPO at two thirds of the example's length. The first rollouts stand for the supervised policy."""
     museum.write_data(tmp_path / "data")
-    for name, changes in (
-        ("sft", [f"model={base_folder()}", f"data.train={tmp_path}/data/sft.json", "duration=1 epochs"]),
-        (
-            "ppo",
-            [
-                f"model={tmp_path}/sft",
-                f"data.train={tmp_path}/data/prompts.json",
-                f"data.eval={tmp_path}/data/held-out.json",
-                "eval_every=4 epochs",
-                f"ppo.reward={EXAMPLES}/museum.py:right_room",
-                "duration=4 epochs",
-                "log_every=1",
-                "samples.count=0",
-                "eval_at_start=false",
-            ],
-        ),
+    prompts = [f"data.train={tmp_path}/data/prompts.json", f"data.eval={tmp_path}/data/held-out.json"]
+    for name, model, data in (
+        ("sft", base_folder(), [f"data.train={tmp_path}/data/sft.json"]),
+        (method, tmp_path / "sft", [*prompts, "samples.count=0", "eval_at_start=false"]),
     ):
-        said = io.StringIO()
-        surefoot.train(EXAMPLES / f"museum-{name}.yaml", [*changes, f"output={tmp_path}/{name}", "seed=1"], stream=said)
-    rows = [json.loads(line) for line in (tmp_path / "ppo" / "trainer_log.jsonl").read_text().splitlines()]
+        own = [one.replace("REWARD", f"{EXAMPLES}/museum.py:right_room") for one in SHORT[name]]
+        changes = [f"model={model}", f"output={tmp_path}/{name}", "seed=1", *data, *own]
+        surefoot.train(EXAMPLES / f"museum-{name}.yaml", changes, stream=io.StringIO())
+    rows = [json.loads(line) for line in (tmp_path / method / "trainer_log.jsonl").read_text().splitlines()]
     questions = json.loads((tmp_path / "data" / "prompts.json").read_text())
     before = museum.earnings(str(tmp_path / "sft"), questions)
-    after = museum.earnings(str(tmp_path / "ppo"), questions)
+    after = museum.earnings(str(tmp_path / method), questions)
     assert mean(after) >= mean(before) + RISE * pstdev(before)
     assert all(row["kl"] < KL_BOUND for row in rows if "kl" in row)
 
