@@ -53,7 +53,7 @@ SHORT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ppo", "grpo"])
-def test_each_method_raises_the_mean_reward_by_two_deviations(museum, tmp_path, method):
+def test_each_method_raises_the_mean_reward_by_two_deviations(tmp_path, method):
     """One seed, PPO at two thirds of the example's length. The first rollouts stand for the supervised policy."""
     museum.write_data(tmp_path / "data")
     prompts = [f"data.train={tmp_path}/data/prompts.json", f"data.eval={tmp_path}/data/held-out.json"]
