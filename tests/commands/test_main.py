@@ -160,14 +160,12 @@ def let_plan_end(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int |
     [
         (None, 0, ""),
         (75, 75, ""),
-        (InputError(Fault("optim.lr", "is wrong", "change it")), 2, "error: optim.lr: is wrong; change it\n"),
-        (EnvironmentFault("the disk is full"), 3, "error: the disk is full\n"),
-        (IntegrityError("no checkpoint verifies"), 4, "error: no checkpoint verifies\n"),
-        (Diverged("the loss is not finite"), 5, "error: the loss is not finite\n"),
+        (InputError(Fault("optim.lr", "wrong", "change")), 2, "error: optim.lr: wrong; change\n"),
+        (EnvironmentFault("full"), 3, "error: full\n"),
+        (IntegrityError("broken"), 4, "error: broken\n"),
+        (Diverged("infinite"), 5, "error: infinite\n"),
         (InputError([Fault("a", "x"), Fault("b", "y")]), 2, "error: a: x\nerror: b: y\n"),
-        (KeyError("who"), 1, "internal error: KeyError: 'who' (run again with --debug)\n"),
         (KeyboardInterrupt(), 130, "\n"),
-        (click.UsageError("either, not both"), 2, "error: either, not both. See `surefoot plan --help`.\n"),
         (SystemExit(7), 7, ""),
     ],
 )
@@ -178,6 +176,23 @@ def test_exit_codes(
     result = CliRunner().invoke(main, ["plan"], prog_name="surefoot")
     assert result.exit_code == code
     assert result.stderr == stderr
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "parts"),
+    [
+        (KeyError("who"), 1, ("KeyError: 'who'", "--debug")),
+        (click.UsageError("either"), 2, ("error: either", "`surefoot plan --help`")),
+    ],
+)
+def test_what_is_no_fault_is_one_line_with_the_way_on(
+    monkeypatch: pytest.MonkeyPatch, outcome: Exception, code: int, parts: tuple[str, ...]
+) -> None:
+    let_plan_end(monkeypatch, outcome)
+    result = CliRunner().invoke(main, ["plan"], prog_name="surefoot")
+    (line,) = result.stderr.splitlines()
+    assert result.exit_code == code
+    assert all(part in line for part in parts)
 
 
 @pytest.mark.parametrize("outcome", [InputError("bad"), KeyError("who")])

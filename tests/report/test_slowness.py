@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from helpers.faults import gives
 from surefoot.report.slowness import Moment, causes, slow_sentence
 from surefoot.system.counters import Counters, busiest_others, read_counters
 
@@ -24,24 +25,24 @@ def slow(**changes):
 
 # Changes of a sound machine, of which each makes one cause, and a figure that its sentence has to give.
 PLANTED = [
-    (slow(major_faults=4000), "400"),
-    (slow(swapped=int(5e9)), "477 MiB"),
-    (slow(throttled=5.0), "50%"),
-    (slow(steal=8.0), "40%"),
-    ({"others": [("ffmpeg", 77, 1.6), ("cc1", 78, 0.3)]}, "ffmpeg (pid 77) 1.6"),
-    ({"threads": 1}, "1 threads"),
-    ({"wait": 0.6, "waited": 0.05}, "60%"),
-    (slow(recompiles=3), "3"),
-    (slow(alloc_retries=2), "2 times"),
-    ({"clock": 0.5}, "50%"),
-    ({"used": int(15.5e9)}, "14.4 GiB of 14.9 GiB"),
+    (slow(major_faults=4000), [400]),
+    (slow(swapped=int(5e9)), [477]),
+    (slow(throttled=5.0), ["50%"]),
+    (slow(steal=8.0), ["40%"]),
+    ({"others": [("ffmpeg", 77, 1.6), ("cc1", 78, 0.3)]}, ["ffmpeg", 77, 1.6]),
+    ({"threads": 1}, [1]),
+    ({"wait": 0.6, "waited": 0.05}, ["60%"]),
+    (slow(recompiles=3), [3]),
+    (slow(alloc_retries=2), [2]),
+    ({"clock": 0.5}, ["50%"]),
+    ({"used": int(15.5e9)}, [14.4, 14.9]),
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), PLANTED)
-def test_a_planted_cause_is_named_and_no_other(changes, said):
+@pytest.mark.parametrize(("changes", "figures"), PLANTED)
+def test_a_planted_cause_is_named_and_no_other(changes, figures):
     (found,) = causes(dataclasses.replace(SOUND, **changes))
-    assert said in found
+    assert all(gives(found, figure) for figure in figures)
 
 
 def test_a_sound_machine_has_no_cause():
