@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from helpers.faults import gives, prints_fault
+from helpers.faults import gives, lines_giving, prints_fault
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.evaluate import capture_comparison as capture_pictures
@@ -30,9 +30,11 @@ def call(*arguments):
 def test_a_capture_and_its_comparison(model, tmp_path):
     first = call("capture", model, "--seq-len", 9, "--layers", "1", "--out", tmp_path / "a", "--attention")
     assert first.exit_code == 0, first.output
+    assert lines_giving(first.stdout, "attention")
     assert str(tmp_path / "a") in first.stdout.splitlines()[-1]
     second = call("capture", model, "--layers", "1", "--out", tmp_path / "b", "--against", tmp_path / "a")
     assert second.exit_code == 0, second.output
+    assert not lines_giving(second.stdout, "attention")  # twin
     third = call("capture", tmp_path / "b", "--against", tmp_path / "a", "--out", tmp_path / "c")
     assert third.exit_code == 0, third.output
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
@@ -78,7 +80,7 @@ def test_what_stands_in_out_is_safe(model, tmp_path):
 def test_norms_as_table_and_json(model, tmp_path):
     table = call("evaluate", "norms", model)
     assert table.exit_code == 0, table.output
-    assert "input_layernorm" in table.stdout
+    assert all(word in table.stdout for word in ("attention", "input_layernorm"))
     found = json.loads(call("evaluate", "norms", model, "--json", "--max-samples", 2).stdout)
     assert found["results"]["model"]["texts"] == 2
     assert call("evaluate", "norms", model, "--data", tmp_path / "none.json").exit_code == 2

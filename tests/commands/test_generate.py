@@ -192,12 +192,14 @@ def test_chat_ends_with_its_input(model):
     assert call("chat", model, stdin="").exit_code == 0
 
 
-def test_a_template_for_one_turn_starts_anew_with_every_line(tmp_path):
+def test_a_template_for_one_turn_starts_anew_with_every_line(model, tmp_path):
     folder = tiny_llama(tmp_path / "plain", chat_template=False)  # so alpaca
     result = call("chat", folder, "--max-new-tokens", 3, stdin="one\none\n")
     first, second = result.stdout.splitlines()
     assert first == second
-    assert "alpaca" in result.stderr
+    (_, said), turns = result.stderr.splitlines(), call("chat", model, stdin="").stderr
+    assert gives(said, "alpaca")
+    assert turns.count("\n") == 1  # twin: a conversation goes on, and nothing is said of it
 
 
 def test_a_conversation_that_has_grown_too_long_starts_anew(model):

@@ -104,7 +104,7 @@ def test_a_run_that_runs_out_in_a_step_can_go_on(config, monkeypatch, tmp_path):
         stage.train_run(config, "new", Console(io.StringIO()))
     assert (tmp_path / "run" / "checkpoint-2" / "MANIFEST.json").is_file()
     assert not (tmp_path / "run" / "checkpoint-3").exists()
-    assert lines_giving((tmp_path / "run" / "run.log").read_text(), "training", "memory")
+    assert lines_giving((tmp_path / "run" / "run.log").read_text(), "error:", "training:", "memory")
     monkeypatch.undo()
     assert stage.train_run(config, "resume", Console(io.StringIO())) == 0
     assert (tmp_path / "run" / "checkpoint-4").is_dir()
