@@ -82,7 +82,7 @@ WRONG = {  # command -> the setting that is refused
     "finetune.py --base_model m --Wdecompose_target_modules q_proj": "Wdecompose_target_modules",
     "finetune.py --base_model m --resume_from_checkpoint elsewhere/checkpoint-3": "resume_from_checkpoint",
     "train_sft.py --model m --data d": "out",
-    "trl sft --model_name_or_path m --dataset_name d --packing": "packing",
+    "trl sft --model_name_or_path m --dataset_name d --packing --packing_strategy wrapped": "packing_strategy",
     "trl sft --dataset_name d": "model_name_or_path",
     "axolotl train lora.yml --sample-packing": "sample_packing",
     "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "dataset.packed",

@@ -51,6 +51,12 @@ def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
     draft.set("batch.micro", examples, micro)
 
 
+def set_rows(draft: Draft, tokens: int, *names: str, why: str) -> None:
+    """Let batch.size count rows of packed examples. Runs after `set_batch`. why: how the tool fills them otherwise."""
+    draft.set("batch.row_tokens", tokens, *names, why=why)
+    draft.config["batch"].pop("micro", None)  # rows of a forward pass there, examples here
+
+
 def set_duration(draft: Draft, epochs: str, steps: str) -> None:
     """Set duration; a positive number of steps overrides epochs."""
     if (limit := draft[steps]) is not None and limit > 0:

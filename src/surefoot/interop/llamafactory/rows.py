@@ -6,8 +6,6 @@ from typing import Any
 
 from surefoot.interop import trainer
 from surefoot.interop.settings import (
-    PACKED,
-    UNPACKED,
     Refusal,
     Row,
     all_listed,
@@ -133,8 +131,8 @@ DATA = (
     refused("ignore_pad_token_for_loss", True, "padding never carries loss", "leave it out"),
     joint("val_size", 0.0, ("data.eval",), "a fraction below 1, or a count"),
     refused("eval_on_each_dataset", False, "surefoot evaluates on all datasets together", "leave it out"),
-    joint("packing", None, (), "refused: batch sizes count examples"),
-    refused("neat_packing", False, PACKED, UNPACKED),
+    joint("packing", None, ("batch.row_tokens",), "only with neat_packing"),
+    joint("neat_packing", False, ("batch.row_tokens",), "stage sft: rows of cutoff_len"),
     refused("tool_format", None, "the template decides the format of tools", "leave it out"),
     joint("default_system", None, (), "only the template's default", type=text),
     joint(

@@ -18,8 +18,8 @@ from surefoot.interop.llamafactory.data import (
     writes_bos,
 )
 from surefoot.interop.saved_adapter import MERGE, set_initial
-from surefoot.interop.settings import PACKED, UNPACKED, names
-from surefoot.interop.shared_rules import EIGHT_BITS
+from surefoot.interop.settings import names
+from surefoot.interop.shared_rules import EIGHT_BITS, set_rows
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 _PREFERENCES = (
@@ -316,13 +316,24 @@ def set_learned(draft: Draft) -> None:
         draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
 
 
+_ATTENDS = "without neat_packing the examples of a row attend to each other, which surefoot's never do"
+_KNAPSACK = "LLaMA-Factory fills rows from 1000 examples at a time, longest first, so it has a few more or fewer"
+
+
 def set_packing(draft: Draft) -> None:
-    packing = draft["packing"]
-    if packing in (True, "true", "True"):
-        draft.refuse("packing", PACKED, UNPACKED)
+    """Set batch.row_tokens: with packing, batches count rows of cutoff_len. Runs after batch.size is written."""
+    packing, neat = draft["packing"] in (True, "true", "True"), draft["neat_packing"]
+    if neat and draft["stage"] == "sft":
+        draft.note("packing", "carried", "", "batch.row_tokens")
+        set_rows(draft, draft["cutoff_len"], "neat_packing", "cutoff_len", why=_KNAPSACK)
         return
-    draft.drop("is off or not set", "packing")
-    if draft["stage"] == "pt" and packing is None:
+    if packing or neat:
+        draft.refuse(
+            "packing" if packing else "neat_packing", _ATTENDS, "add neat_packing: true in stage sft, or leave it out"
+        )
+        return
+    draft.drop("is off or not set", "packing", "neat_packing")
+    if draft["stage"] == "pt" and draft["packing"] is None:
         joined = "LLaMA-Factory concatenates texts in this stage: batches count rows of cutoff_len there, texts here"
         draft.note("stage", "changed", joined, "batch.size")
 
@@ -390,10 +401,10 @@ RULES = (
     set_data,
     set_template,
     set_learned,
-    set_packing,
     set_precision,
     set_checkpointing,
     *({trainer.set_output: set_output, trainer.set_trackers: set_trackers}.get(rule, rule) for rule in trainer.RULES),
+    set_packing,
     set_stopping,
     set_muon,
     set_bos,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, set_keep, switch
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, set_keep, set_rows, switch
 from surefoot.interop.torchtune.rows import last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -134,8 +134,7 @@ def set_steps(draft: Draft) -> None:
         draft.refuse("dataset.packed", "needs a length of the rows", "set tokenizer.max_seq_len")
     elif draft["dataset.packed"]:
         names = ("dataset.packed", "tokenizer.max_seq_len", "batch_size")
-        draft.set("batch.row_tokens", draft["tokenizer.max_seq_len"], *names, why=_PACKED)
-        del draft.config["batch"]["micro"]  # rows of a forward pass there
+        set_rows(draft, draft["tokenizer.max_seq_len"], *names, why=_PACKED)
     epochs, most = draft["epochs"], draft["max_steps_per_epoch"]
     if epochs < 1:
         draft.refuse("epochs", f"expected a number from 1, got {epochs}")

@@ -19,8 +19,6 @@ from surefoot.interop.launch import Command, FirstRecord, Options, inherited, st
 from surefoot.interop.settings import (
     ALL_POSITIONS,
     NO_LIMIT,
-    PACKED,
-    UNPACKED,
     Row,
     all_listed,
     by_name,
@@ -32,7 +30,7 @@ from surefoot.interop.settings import (
     text,
     truth,
 )
-from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets
+from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, set_rows
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
@@ -107,8 +105,8 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
     refused("truncation_mode", "keep_start", "surefoot truncates at the end", "leave it out"),
     listed("shuffle_dataset", False, "every epoch is shuffled with the seed"),
-    refused("packing", False, PACKED, UNPACKED),
-    listed("packing_strategy", "bfd", "nothing is packed"),
+    joint("packing", False, ("batch.row_tokens",), "rows of max_length"),
+    joint("packing_strategy", "bfd", (), "bfd only", type=text),
     listed("eval_packing", None, "evaluation reads every example once"),
     *all_listed("padding does not affect results here", padding_free=False, pad_to_multiple_of="auto"),
     joint("completion_only_loss", None, ("data.train_on",), type=truth),
@@ -150,6 +148,23 @@ def set_length(draft: Draft) -> None:
     if limit is None:  # a plain Trainer script that does not truncate
         return
     draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
+
+
+_BEST_FIT = "TRL gives each example, longest first, to the fullest row with room, which may save a few rows"
+
+
+def set_packing(draft: Draft) -> None:
+    """Set batch.row_tokens: with packing, TRL's batches count rows of max_length. Runs after batch.size is written."""
+    if not draft["packing"]:
+        draft.drop("nothing is packed", "packing", "packing_strategy")
+    elif draft["packing_strategy"] != "bfd":
+        what = f"{draft['packing_strategy']} cuts examples into several rows, and surefoot keeps them whole"
+        draft.refuse("packing_strategy", what, "leave it out")
+    elif not isinstance(draft["max_length"], int):
+        draft.refuse("packing", "needs a length of the rows", "set max_length")
+    else:
+        draft.note("packing_strategy", "carried", "", "batch.row_tokens")
+        set_rows(draft, draft["max_length"], "packing", "max_length", why=_BEST_FIT)
 
 
 def _set_prompt_length(draft: Draft) -> None:
@@ -245,7 +260,7 @@ def _dialect(method: str) -> Dialect:
     data = set_data if method == "sft" else pairs_rule(method)
     rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
-        return Dialect(NAME, ROWS, (*rules, *trainer.RULES), ALIASES, ELSEWHERE)
+        return Dialect(NAME, ROWS, (*rules, *trainer.RULES, set_packing), ALIASES, ELSEWHERE)
     return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)
 
 
