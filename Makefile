@@ -36,7 +36,7 @@ suite: $(SETUP)
 # The suite's two workers leave a fifth of two cores idle, by waiting. What goes beside them takes that and no more (`nice`), and says its piece at the end.
 beside: $(SETUP)
 	@mkdir -p build
-	@nice -n 19 $(MAKE) types qat rehearsal CASES="rehearsal and not slow" > build/beside.txt 2>&1; code=$$?; cat build/beside.txt; exit $$code
+	@nice -n 19 $(MAKE) types qat rehearsal CASES="rehearsal and not slow" WORKERS=0 > build/beside.txt 2>&1; code=$$?; cat build/beside.txt; exit $$code
 
 test-older-cpus: $(SETUP)  ## the same tests as processors without bf16 run them: AVX-512 alone, then AVX2 alone
 	ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE $(SUITE)
@@ -113,8 +113,9 @@ bench: $(SETUP)  ## throughput against HF Trainer + PEFT, interleaved, same numb
 	$(BIN)/python benchmarks/throughput.py
 
 CASES := rehearsal or gpu
+WORKERS := 2
 rehearsal: $(SETUP)  ## what takes a device, on a pretend GPU that computes on the CPU and refuses what a GPU refuses; needs g++
-	PYTHONPATH=tests $(BIN)/python -m helpers.pretend_gpu $(BIN)/pytest -n 2 --dist loadfile -m "$(CASES)" tests/rehearsal tests/gpu/test_training.py
+	PYTHONPATH=tests $(BIN)/python -m helpers.pretend_gpu $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "$(CASES)" tests/rehearsal tests/gpu/test_training.py
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv
