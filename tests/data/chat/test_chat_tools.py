@@ -22,6 +22,7 @@ from helpers.conversations import (
 )
 from helpers.faults import raises_fault
 from surefoot.data.chat import render as chat_messages
+from surefoot.data.chat import sandbox
 from surefoot.data.chat import turn_by_turn as rendered
 from surefoot.data.chat.render import call_ids, messages
 from surefoot.data.chat.templates import make_template, templates_to_try
@@ -164,11 +165,12 @@ class TestFile:
         [
             ("{% for m in messages %}\n{{ m.content }}", ":2", ("end",)),
             ("\n\n{{ 1 / 0 }}", ":3", ("division",)),
-            ("\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ":2", ("1,000,000",)),
+            ("\n{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ":2", ("9,000",)),
             ("nothing", "", ("(user)",)),
         ],
     )
-    def test_a_fault_names_the_file_and_its_line(self, tmp_path, source, place, said):
+    def test_a_fault_names_the_file_and_its_line(self, tmp_path, monkeypatch, source, place, said):
+        monkeypatch.setattr(sandbox, "STEPS", 9_000)
         with raises_fault("SF-DATA-TEMPLATE", f"{tmp_path / 'own.jinja'}{place}", *said):
             self.make(tmp_path, source)
 
