@@ -290,21 +290,15 @@ def test_weights_that_are_not_finite(tmp_path):
     first_and_only(examine(clean_run(tmp_path, base)), "MODEL", 2)
 
 
-def test_the_machine_alone(monkeypatch):
-    monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
-    found = examine(None)
-    assert {one.code for one in found.looked_at} == {name for name, code in CODES.items() if code.group == "machine"}
-    assert found.exit_code == 0
-
-
-def test_measuring_anew_forgets_what_is_kept(monkeypatch, tmp_path):
+def test_the_machine_alone_is_measured_once_and_anew_where_that_is_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
     asked = []
     monkeypatch.setattr("surefoot.planning.probes.timing.copy_rate", lambda device: asked.append(device) or 1e10)
     examine(None)
-    examine(None)
-    assert len(asked) == 1
+    found = examine(None)
+    assert {one.code for one in found.looked_at} == {name for name, code in CODES.items() if code.group == "machine"}
+    assert (found.exit_code, len(asked)) == (0, 1)
     examine(None, anew=True)
     assert len(asked) == 2
 
