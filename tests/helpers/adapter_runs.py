@@ -1,4 +1,4 @@
-"""Adapters as a run leaves them, with the plan that says how they were trained; written in milliseconds."""
+"""Adapter folders as a run leaves them, with the plan that records how they were trained; written in milliseconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def a_plan(template: str = "tokenizer", stop: tuple[int, ...] = (321,), bos: boo
 
 
 def a_run(folder: Path, base: Path, plan: RunPlan | None = None, rows: int | None = None, named: str = "") -> Path:
-    """An adapter that does something, with the plan of its run. named: how the run called its base."""
+    """Write an adapter with non-zero B.
+
+    plan: the plan that it was trained with; None writes none.
+    rows: rows of the embedding, which is then saved, too.
+    named: the base's name in adapter_config.json.
+    """
     model = load_model(base, dtype=torch.float32, attention_implementation="sdpa", device=CPU, vocab_rows=rows)
     adapted = add_adapter(model, adapter_plan(linear_names(model)), seed=1, base=named or str(base))
     for name, parameter in adapted.named_parameters():

@@ -192,15 +192,17 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def build(config: dict[str, Any], *, device: str = "meta", **options: Any) -> PreTrainedModel:
-    """transformers' model of a config.json; on the meta device without memory for its weights."""
+    """Return transformers' model of a config.json; on the meta device, its weights take no memory."""
     keys = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
     with torch.device(device):
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]](**keys), **options)
 
 
 def window_of(model: PreTrainedModel, tokens: int = 40) -> int | None:
-    """Tokens that a layer of the built model attends to, itself among them; None where every layer attends to all of
-    `tokens`. Weights beyond a mask are exactly 0, and no other weight of so small a model is."""
+    """Return how many tokens a layer of the built model attends to, including the query's own; None if all `tokens`.
+
+    Masked positions have attention weights of exactly 0; no other weight of such a small model is 0.
+    """
     model.set_attn_implementation("eager")
     ids = torch.arange(tokens).remainder(60)[None] + 3
     with torch.no_grad():

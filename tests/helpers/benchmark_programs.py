@@ -1,4 +1,4 @@
-"""Records, and the words that `benchmarks/peers.py` understands, for tests of the benchmarks."""
+"""Records, and arguments for `benchmarks/peers.py`, for tests of the benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = [
 
 
 def asked(*words: str, device: str = "cpu") -> Namespace:
-    """As `peers.py` would read the words on a machine with this device."""
+    """Parse arguments as `peers.py` does on a machine with this device."""
     parser = peers.arguments()
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--minutes", type=float)

@@ -1,10 +1,9 @@
-"""An empty picture for each of a run's curves: named, written and listed as the real ones, and drawn in no time.
+"""Replace the plots of a run by empty pictures: same names, written and listed like the real ones, but in no time.
 
     with blank_pictures():
         main(["train", "run.yaml"])
 
-That the pictures are right, and that one that cannot be drawn is a caution, is proven in
-tests/report/pictures/test_plots.py.
+tests/report/pictures/test_plots.py tests the real plots, and that one that cannot be drawn only causes a caution.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A board that serves while a block runs, and ends with it however that ends."""
+"""Serve a board while a block runs; it ends with the block, also on an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.commands.board.server import Board
 
 @contextmanager
 def serving(root: Path, port: int = 0, *, token: str = "", beat: float = 15.0) -> Iterator[Board]:
-    """token: instead of a new one. beat: seconds of silence between heartbeats."""
+    """Yield the server of a board. token: None makes a new one. beat: seconds between heartbeats."""
     with Board(root, port, look=0.05, beat=beat) as board:
         board.token = token or board.token
         thread = threading.Thread(target=board.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

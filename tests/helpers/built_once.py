@@ -1,8 +1,7 @@
-"""Models of tests are built once in a process; whoever asks again gets the same files, and random numbers go on as if
-they had been built anew.
+"""Build each test model once per process; later calls copy the same files and leave the random state as a build would.
 
-    @built_once
-    def tiny_llama(folder: Path, *, seed: int = 0) -> Path: ...
+@built_once
+def tiny_llama(folder: Path, *, seed: int = 0) -> Path: ...
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 
 
 def built_once(build: Callable[..., Path]) -> Callable[..., Path]:
-    """build(folder, **keys) writes files into a folder, by its keys alone."""
+    """Cache a function build(folder, **keys) whose files depend only on its keys."""
     known: dict[str, tuple[dict[str, bytes], torch.Tensor]] = {}
 
     @wraps(build)

@@ -24,7 +24,10 @@ ANYTHING = st.recursive(
 
 
 def write_config(folder: Path, **changes: str) -> Path:
-    """A valid `run.yaml` whose model and data exist. changes: other YAML text for a top-level key; "" leaves it out."""
+    """Write a valid `run.yaml` whose model and data exist.
+
+    changes: YAML text by top-level key; "" removes the key.
+    """
     model = folder / "models" / "llama"
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text("{}")
@@ -48,7 +51,7 @@ def valid_configs() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def mutated_configs() -> st.SearchStrategy[dict[str, Any]]:
-    """Valid configs in which one key of any group holds something else, is new, or is gone."""
+    """Valid configs in which one key of any group has another value, is new, or is missing."""
     return st.builds(_mutate, valid_configs(), st.randoms(use_true_random=False), ANYTHING, NAME)
 
 

@@ -1,4 +1,4 @@
-"""Conversations that every template is tried with, and tokenizers of every family to try them on."""
+"""Conversations to test every chat template with, and tokenizers of every family."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TOKENIZERS = tuple(_MAKERS)
 
 @functools.cache
 def tokenizer(family: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with the layout of the family's own, and its chat template. Not to be changed."""
+    """Return a tokenizer with the layout and chat template of a family. Shared: do not change it."""
     make, template, settings = _MAKERS[family]
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), template, **settings)
@@ -72,7 +72,7 @@ def tokenizer(family: str) -> PreTrainedTokenizerFast:
 def of_transformers(
     family: str, conversation: Conversation, *, prompt: bool = False, source: str | None = None
 ) -> list[int]:
-    """The ids that transformers gives, by the tokenizer's own template or by `source`."""
+    """Return the ids that transformers produces with the tokenizer's own template, or with `source`."""
     return tokenizer(family).apply_chat_template(
         messages(conversation.turns),
         tools=list(conversation.tools) or None,
@@ -85,14 +85,14 @@ def of_transformers(
 def ids_and_mask(
     template: Template, encoder: TextEncoder, conversation: Conversation, bos_id: int | None
 ) -> tuple[list[int], list[bool]]:
-    """What a run would train on."""
+    """Return the ids and the mask of supervised tokens that a run would train on."""
     how = EncodeSettings(encoder=encoder, bos_id=bos_id, max_length=10_000)
     (example,) = encode([conversation], template, how, "data.json")
     return example.ids.tolist(), example.supervised.tolist()
 
 
 def learned(encoder: TextEncoder, ids: list[int], mask: list[bool]) -> list[str]:
-    """The supervised stretches as text."""
+    """Return the supervised spans as text."""
     stretches: list[list[int]] = []
     for place, (number, supervised) in enumerate(zip(ids, mask, strict=True)):
         if supervised and not (place and mask[place - 1]):

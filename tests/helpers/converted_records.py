@@ -1,4 +1,4 @@
-"""Records of a file as conversations, all at once."""
+"""Convert records of a file to conversations, all at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from surefoot.data.sources.records import Row
 
 
 def rows(*values: dict[str, Any]) -> list[Row]:
-    """Records as rows of a file, ten lines each."""
+    """Return records as rows of a file, ten lines apart."""
     return [Row(number, 10 * number, value) for number, value in enumerate(values, start=1)]
 
 
 def convert(rows: Iterable[Row], layout: str, name: str) -> list[Conversation]:
-    """All rows, of a pair the better and then the worse. layout: a key of LAYOUTS. InputError lists the faulty rows."""
+    """Convert all rows; of a pair first the better answer, then the worse. Raises InputError listing the invalid rows.
+
+    layout: a key of LAYOUTS.
+    """
     return converted(rows, LAYOUTS[layout].read, name)
 
 
 def converted(rows: Iterable[Row], read: Reader, name: str) -> list[Conversation]:
-    """What `read` makes of the rows of the file `name`."""
+    """Return what `read` makes of the rows of the file `name`."""
     return list(itertools.chain.from_iterable(each_row(rows, lambda row: conversations_of(row, read), name)))

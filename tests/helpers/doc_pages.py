@@ -1,4 +1,4 @@
-"""What README.md, its neighbours and docs/ quote: YAML blocks, commands, tables, links."""
+"""Extract what README.md and docs/ quote: YAML blocks, commands, tables, links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ENDS = {"|", ">", "<", "&&", ";"}  # where a shell command ends
 
 @dataclass(frozen=True)
 class Quote:
-    """text: a YAML block, one command, or a link's target. page: where it stands."""
+    """A quoted text on a page.
+
+    text: a YAML block, a command, or the target of a link.
+    """
 
     page: Path
     text: str
@@ -29,18 +32,18 @@ class Quote:
 
     @property
     def words(self) -> list[str]:
-        """The words of a command without comment, pipe or redirection."""
+        """Split a command into arguments, without comment, pipe or redirection."""
         words = shlex.split(self.text, comments=True)
         return words[: next((place for place, word in enumerate(words) if word in _ENDS), len(words))]
 
 
 def blocks(language: str) -> list[Quote]:
-    """The fenced blocks of one language."""
+    """Return the fenced blocks of a language."""
     return [Quote(page, text) for page in PAGES for found, text in _BLOCK.findall(_text(page)) if found == language]
 
 
 def commands() -> list[Quote]:
-    """Every `surefoot` command in a bash block; equal ones once, where they come first."""
+    """Return every `surefoot` command in bash blocks, without duplicates."""
     first: dict[tuple[str, ...], Quote] = {}
     for line in (Quote(block.page, line) for block in blocks("bash") for line in block.text.splitlines()):
         if line.text.startswith("surefoot "):
@@ -49,23 +52,23 @@ def commands() -> list[Quote]:
 
 
 def mentions() -> list[Quote]:
-    """Every `surefoot` command named in running text, whole or in part."""
+    """Return every `surefoot` command named in running text, complete or not."""
     return [Quote(page, span) for page in PAGES for span in _SPAN.findall(_BLOCK.sub("", _text(page)))]
 
 
 def links() -> list[Quote]:
-    """Every link that leads to a file or a heading, not to the web."""
+    """Return every link to a file or a heading; none to the web."""
     return [Quote(page, target) for page in PAGES for target in _LINK.findall(_BLOCK.sub("", _text(page)))]
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the headings of a page in the form that links use."""
     headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", _text(page)), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def table(page: Path, *columns: str) -> list[tuple[str, ...]]:
-    """The rows of the one table with this head."""
+    """Return the rows of the only table with these column heads."""
     head = f"| {' | '.join(columns)} |\n"
     assert _text(page).count(head) == 1, f"{page.name} has {_text(page).count(head)} tables with the head {columns}"
     lines = _text(page).partition(head)[2].split("\n\n")[0].splitlines()[1:]
@@ -73,7 +76,7 @@ def table(page: Path, *columns: str) -> list[tuple[str, ...]]:
 
 
 def names(cell: str) -> list[str]:
-    """The words in backquotes."""
+    """Return the words in backquotes."""
     return re.findall(r"`([^`]+)`", cell)
 
 

@@ -1,4 +1,4 @@
-"""Tiny runs for doctor: one that nothing is wrong with, and the same with something planted."""
+"""Tiny runs for doctor: one without problems, and the same with a planted problem."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = [
 
 
 def clean_base(folder: Path, **changes: Any) -> Path:
-    """A Llama whose answers end with a token that its own generation stops at."""
+    """Write a Llama whose generation stops at the token that ends its answers."""
     base = tiny_llama(folder, pad=True, **changes)
     path = base / "generation_config.json"
     settings = json.loads(path.read_text())
@@ -30,7 +30,7 @@ def clean_base(folder: Path, **changes: Any) -> Path:
 
 
 def clean_run(folder: Path, base: Path, **changes: Any) -> RunConfig:
-    """Twenty short examples, four to a step. changes: sections of the config."""
+    """Write a run of twenty short examples, four per step. changes: sections of the config."""
     data = folder / "train.json"
     if not data.exists():
         data.write_text(json.dumps(ROWS))
@@ -47,12 +47,12 @@ def clean_run(folder: Path, base: Path, **changes: Any) -> RunConfig:
 
 
 def with_task(one, **changes):
-    """A run that is ready, with other parts of its task."""
+    """Return a prepared run with other parts of its task."""
     return replace(one, run=replace(one.run, task=replace(one.run.task, **changes)))
 
 
 def plant_in_loss(one, change):
-    """The objective with `change` of its loss."""
+    """Return the objective with its loss changed by `change`."""
     objective = one.run.task.objective
 
     def changed(model, batch):

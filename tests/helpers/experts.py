@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts of real families, with few and narrow experts, and what a layer of theirs computes."""
+"""Tiny mixtures of experts of real families, and the reference computation of one of their layers."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ MOE: dict[str, dict[str, Any]] = {
 
 
 def moe_config(name: str, **changes: Any) -> dict[str, Any]:
-    """config.json of the family `name`."""
+    """Return the config.json of the family `name`."""
     return {"model_type": name, **_SIZES, **MOE[name], **changes}
 
 
 def moe_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
-    """Drawn by a seed of its own; the router too, which transformers starts at zero in some."""
+    """Build a model with random weights from a fixed seed, also in routers, which some families start at zero."""
     fields = moe_config(name, **changes)
     config = CONFIG_MAPPING[fields.pop("model_type")](**fields)
     with torch.random.fork_rng():
@@ -78,19 +78,19 @@ def moe_model(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> 
 
 
 def expert_parameters(model: nn.Module) -> tuple[str, ...]:
-    """Full names of the matrices of all experts."""
+    """Return the full names of the experts' matrices."""
     return tuple(name for name, p in model.named_parameters() if p.ndim == 3 and "experts" in name)
 
 
 def dense_experts(
     layer: nn.Module, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, pairs: Any
 ) -> torch.Tensor:
-    """What experts compute, [T, H]: a loop with one linear layer for each expert, and one pair of linear layers as its
-    adapter.
+    """Compute the output of experts, [T, H], with a loop over plain linear layers and their adapters.
 
     layer: transformers' module of the experts.
-    x: [T, H]. index, weights: [T, k], which experts a token goes to, and how much of each it takes.
-    pairs: parameter -> of each expert (A, B, scale).
+    x: [T, H].
+    index, weights: [T, k], the experts of each token and their routing weights.
+    pairs: parameter -> (A, B, scale) of each expert.
     """
     out = torch.zeros_like(x)
     for number in range(layer.num_experts):
@@ -111,7 +111,7 @@ def _one_expert(layer: nn.Module, name: str, number: int, x: torch.Tensor, pairs
 
 
 def moe_facts(folder: Path, name: str, **changes: Any) -> ModelFacts:
-    """What planning knows of it, from its config.json in `folder`."""
+    """Return the facts that planning reads from a config.json in `folder`."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(moe_config(name, **changes)), encoding="utf-8")
     return facts_of(folder)

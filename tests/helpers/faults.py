@@ -1,11 +1,11 @@
-"""Faults that tests expect, by code, place and values; their wording stands in the gallery of messages alone.
+"""Assert faults by code, place and values. Only tests/golden/messages quotes the wording.
 
     with raises_fault("SF-DATA-ROW", f"{path}:3"):
         read(path)
     assert prints_fault(result.stderr, "SF-DATA-ROW", f"{path}:3")
     assert refused_settings(lambda: translate_file("run.json", text, [], Options()), text=text) == ["lora_rank"]
 
-`test_faults.py` beside this shows what it does not accept.
+`test_faults.py` in this folder shows what they reject.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def raises_fault(
     remedy: Sequence[object] = (),
     also: Sequence[tuple[object, ...]] = (),
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """The block must raise a SurefootError with this fault, and with those of `also` behind it, and no other.
+    """Assert that the block raises a SurefootError with exactly this fault, followed by those of `also`.
 
-    code: of the fault, "SF-...".
-    where: its whole place.
-    values: numbers and names that its message gives, each whole and without a space: a sentence is no value.
-    remedy: the same of what it says to do.
-    also: code, place and values of each further fault, in order.
+    code: code of the fault, "SF-...".
+    where: its complete place.
+    values: numbers and names that its message contains, each as a whole and without a space.
+    remedy: numbers and names that its fix contains.
+    also: (code, place, *values) of each further fault, in order.
     """
     with pytest.raises(SurefootError) as caught:
         yield caught
@@ -52,10 +52,11 @@ def raises_fault(
 
 
 def prints_fault(text: str, code: str, where: object, *values: object) -> bool:
-    """Whether the command line printed this fault and no other, in one line "error: PLACE: … [CODE]"; of a key of a
-    config file, "FILE:LINE:COLUMN: error: KEY: … [CODE]" with `where` all up to the message.
+    """Whether the command line printed exactly this fault and no other, in a line "error: PLACE: … [CODE]".
 
-    text: what the command wrote.
+    text: the output of the command.
+    where: the place; for a key of a config file everything before the message, "FILE:LINE:COLUMN: error: KEY".
+    values: numbers and names in the line.
     """
     (line,) = [line for line in text.splitlines() if re.search(r" \[SF-[A-Z-]+\]$", line)]
     message = line.removeprefix("error: ")
@@ -67,7 +68,7 @@ def prints_fault(text: str, code: str, where: object, *values: object) -> bool:
 
 
 def gives(text: str, value: object) -> bool:
-    """Whether a text holds a number or a name as a whole: 3 is not in "13" nor "3.5", and `bias` not in "p1.bias"."""
+    """Whether a text contains a number or name as a whole: 3 is not in "13" or "3.5", `bias` not in "p1.bias"."""
     assert not (isinstance(value, str) and " " in value), f"{value!r} is a sentence, not a value"
     return re.search(rf"(?<![\w./])(?<!\d,){re.escape(str(value))}(?!\w|[.,]\d|[./]\w)", text) is not None
 
@@ -78,11 +79,11 @@ def lines_giving(text: str, *values: object) -> list[str]:
 
 
 def refused_settings(call: Callable[[], Any], code: str = "SF-TRANSLATE-SETTING", text: str = "") -> list[str]:
-    """Settings of another tool that `call` refuses, all of them, in order and by their names.
+    """Return the names of all settings of another tool that `call` refuses, in order.
 
-    code: what each fault must carry.
-    text: of the file that they are read from. Line and column of a fault must lead to its setting there; a fault
-        without a place is of a setting that the file lacks.
+    code: the code that each fault must have.
+    text: the file that the settings are read from. Line and column of a fault must point at its setting; a fault
+        without a place is about a setting that the file lacks.
     """
     with pytest.raises(InputError) as caught:
         call()
@@ -102,7 +103,7 @@ def _is_in_place(fault: Fault, text: str) -> bool:
 
 
 def setting(fault: Fault) -> str:
-    """A flag, a variable or an override is the place; in a file, or where it is missing, the message names it."""
+    """Return the setting of a fault: the flag, variable or override at its place, or as its message names it."""
     if not fault.where or _IN_A_FILE.fullmatch(fault.where):
         return fault.what.partition(": ")[0]
     return fault.where.lstrip("-").partition("=")[0].partition(" ")[0].replace("-", "_")

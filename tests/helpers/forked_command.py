@@ -1,11 +1,10 @@
-"""A `surefoot` command, and each rank that it starts, forked from a process that has everything imported.
+"""Run a `surefoot` command and the ranks that it starts as forks of a process that has imported everything.
 
     with Forked(["train", "run.yaml"], log, environment) as command:
         command.pid, command.poll(), command.kill(), command.wait(seconds)
 
-The launcher, its signals, its pipes and the ranks are surefoot's own, in processes that can be killed and stopped for
-real; what is saved are three imports of torch and all that stands on it, some 15 seconds of a core for two ranks. That
-commands also run as people type them is proven beside this, in tests/distributed.
+Launcher, signals, pipes and ranks are the real ones, in processes that can be killed and stopped. A fork saves three
+imports of torch, some 15 seconds of a core for two ranks. tests/distributed also runs commands as users type them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _RANK_FILE = "{log}.{rank}.pid"
 
 
 def forkserver() -> Any:
-    """The context of multiprocessing whose processes are forked from one server in this session."""
+    """Return the multiprocessing context whose processes are forked from one server in this session."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     here = str(Path(__file__).parents[1])
@@ -41,10 +40,13 @@ def forkserver() -> Any:
 
 
 class Forked:
-    """A command that runs, with the methods of subprocess.Popen that tests use. words: behind `surefoot`.
-    environment: all of it; a sitecustomize.py on its PYTHONPATH is run in each rank, as Python itself would do. told:
-    seconds that the launcher gives other ranks to end once one has said why; None: its own, too few for a machine that
-    is busy with other tests."""
+    """A running command, with the methods of subprocess.Popen that tests use.
+
+    words: arguments after `surefoot`.
+    environment: the complete environment; a sitecustomize.py on its PYTHONPATH is run in each rank, as Python would.
+    told: seconds that the launcher gives other ranks to end after one reports an error; None: its own, too few if
+        the machine is busy.
+    """
 
     def __init__(self, words: Sequence[str], log: Path, environment: Mapping[str, str], told: float | None = None):
         self._log = log
@@ -66,13 +68,13 @@ class Forked:
         self._process.kill()
 
     def rank_pids(self) -> dict[int, int]:
-        """Of the ranks that it has started, by rank."""
+        """Return the process ids of the started ranks, by rank."""
         found = self._log.parent.glob(_RANK_FILE.format(log=self._log.name, rank="*"))
         return {int(path.suffixes[-2][1:]): int(path.read_text()) for path in found}
 
 
 def _command(words: list[str], log: Path, environment: dict[str, str], told: float | None) -> None:
-    """In the child that stands for what a user has typed."""
+    """Run in the child that stands for the user's command."""
     from helpers.blank_pictures import blank_pictures
     from helpers.no_fsync import unflushed
     from surefoot.commands import launching
@@ -91,7 +93,7 @@ def _command(words: list[str], log: Path, environment: dict[str, str], told: flo
 
 def _rank_of(words: list[str], log: Path) -> type[subprocess.Popen[bytes]]:
     class Rank(subprocess.Popen[bytes]):
-        """A rank that is forked where the launcher would have a program executed."""
+        """Forks a rank where the launcher would execute a program."""
 
         def _execute_child(self, *given: Any) -> None:
             told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
@@ -106,7 +108,7 @@ def _rank_of(words: list[str], log: Path) -> type[subprocess.Popen[bytes]]:
 
 
 def _be_rank(words: list[str], told: Mapping[str, Any], log: Path) -> None:
-    """Never returns."""
+    """Run as a rank; never returns."""
     code = 1
     try:
         os.setpgid(0, told["process_group"])
@@ -127,7 +129,7 @@ def _be_rank(words: list[str], told: Mapping[str, Any], log: Path) -> None:
 
 
 def begin(environment: Mapping[str, str]) -> None:
-    """A child's own, and streams for what the handles 0 to 2 are now: a file cannot do what a pipe can."""
+    """Give a child its environment, and new streams on handles 0 to 2: a file's stream cannot handle a pipe."""
     os.environ.clear()
     os.environ.update(environment)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -136,7 +138,7 @@ def begin(environment: Mapping[str, str]) -> None:
 
 
 def _main(words: list[str]) -> int:
-    """The exit code of `surefoot *words`."""
+    """Run `surefoot *words` and return the exit code."""
     from surefoot.commands.main import main
 
     try:

@@ -14,7 +14,7 @@ from helpers.tiny_models import tiny_llama
 
 
 def sky_rows(count: int, *, more: int = 0) -> list[dict[str, str]]:
-    """In alpaca's layout. more: words that every answer has besides."""
+    """Return records in the alpaca layout. more: words added to every answer."""
     return [{"instruction": f"Say {n}.", "input": "", "output": "sky " * (n + more)} for n in range(1, count + 1)]
 
 
@@ -25,7 +25,7 @@ def write_sky(folder: Path, count: int, *, more: int = 0) -> Path:
 
 
 def sky_workplace(factory: pytest.TempPathFactory, count: int, **model: Any) -> Path:
-    """A new folder with `rows.json` and a tiny Llama, `base`. model: see `tiny_llama`."""
+    """Make a folder with `rows.json` and a tiny Llama, `base`. model: see `tiny_llama`."""
     folder = factory.mktemp("work")
     write_sky(folder, count)
     tiny_llama(folder / "base", **model)
@@ -33,7 +33,7 @@ def sky_workplace(factory: pytest.TempPathFactory, count: int, **model: Any) -> 
 
 
 def page_of_pairs(folder: Path, page: str, stage: str) -> Path:
-    """With what the config of a page on pairs names, its text, and the config as STAGE.yaml."""
+    """Write what the config on a docs page about pairs names, its text, and the config as STAGE.yaml."""
     (folder / "data").mkdir()
     tiny_llama(folder / "runs" / "sft", pad=True)
     rows = [{"prompt": f"Say sky {n} times.", "chosen": "sky " * n, "rejected": "heron"} for n in range(1, 41)]

@@ -1,4 +1,4 @@
-"""A server on this machine that answers JSON as a test says, also wrongly, late or not at all."""
+"""A local server that answers JSON as a test specifies, including wrong, late or missing answers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ Reply = tuple[int, Any]  # status, and a JSON value or text
 
 @dataclass
 class Stub:
-    """reply: path and body of a request -> what is answered. asked: what was. delay: seconds before each answer.
-    redirect: where requests are sent instead."""
+    """The server.
+
+    reply: (path, body of a request) -> the answer.
+    asked: the requests received.
+    delay: seconds before each answer.
+    redirect: address that requests are redirected to.
+    """
 
     reply: Callable[[str, Any], Reply]
     address: str = ""
@@ -60,7 +65,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that gave up is what some tests want."""
+        """Ignore clients that gave up; some tests do that on purpose."""
 
 
 @contextmanager

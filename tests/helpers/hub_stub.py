@@ -1,8 +1,8 @@
-"""The hub on this machine: folders served the way huggingface.co answers, read by the real huggingface_hub client.
+"""A local model hub: folders served like huggingface.co does, read by the real huggingface_hub client.
 
-Below `root` lie models/ORG/NAME/… and datasets/ORG/NAME/…. What the real hub refuses is refused in its words (status,
-X-Error-Code, X-Error-Message): names it does not have, tokens it does not know, gated repositories. `HubStub.broken`
-makes some requests fail in other ways. Nothing leaves the machine.
+`root` contains models/ORG/NAME/… and datasets/ORG/NAME/…. Requests are refused in the real hub's words (status,
+X-Error-Code, X-Error-Message): unknown names or tokens, gated repositories. `HubStub.broken` makes requests fail in
+other ways. Nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 @dataclass
 class HubStub:
-    """broken: part of a path -> what happens to requests for it: a status, or "silence", "cut" (half of the body).
-    asked: method and path of every request. sent: bytes of file contents sent."""
+    """The server.
+
+    broken: part of a path -> how requests for it fail: a status, or "silence", "cut" (half of the body).
+    asked: method and path of every request.
+    sent: bytes of file contents sent.
+    """
 
     root: Path
     endpoint: str = ""
@@ -91,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET
 
     def _pushed(self, path: str) -> bool:
-        """Answers what a client asks while it pushes models; False for any other request. Files come in the commit."""
+        """Answer a client's requests for a push; return False for other requests. The commit contains the files."""
         stub, match = self.server.stub, _PUSH.fullmatch(path)
         if path not in ("/api/validate-yaml", "/api/repos/create") and match is None:
             return False
@@ -120,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _who(self) -> None:
-        """The good token is that of me, who is in org, too."""
+        """Return the owner of the token: the valid one is that of "me", a member of "org"."""
         names = {GOOD_TOKEN: "me", READER: "me", OUTSIDER: "outsider"}
         if (token := self._token()) not in names:
             self._refuse(401, "", "Invalid credentials in Authorization header")
@@ -130,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"name": names[token], "orgs": orgs, "auth": {"accessToken": {"role": role}}})
 
     def _body(self) -> bytes:
-        """What was sent, in one piece or in chunks of which each is preceded by its size."""
+        """Return the request's body, sent at once or in chunks preceded by their size."""
         if length := self.headers["Content-Length"]:
             return self.rfile.read(int(length))
         whole = b""
@@ -193,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _may_read(self, name: str) -> bool:
-        """The listing of a gated repository is public, its files are not."""
+        """Whether the request may read: the file list of a gated repository is public, its files are not."""
         if name not in self.server.stub.gated or self._token() == GOOD_TOKEN:
             return True
         if self._token() is None:
@@ -233,7 +237,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve(root: Path) -> Iterator[HubStub]:
-    """A stub that answers on a free port of this machine until the block ends."""
+    """Serve a stub on a free local port until the block ends."""
     server = _Server(("127.0.0.1", 0), _Handler)
     stub = server.stub = HubStub(root, f"http://127.0.0.1:{server.server_port}")
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -245,7 +249,7 @@ def serve(root: Path) -> Iterator[HubStub]:
 
 @contextmanager
 def client_of(stub: HubStub, cache: Path) -> Iterator[pytest.MonkeyPatch]:
-    """The client in this process asks the stub, keeps its cache in a folder of its own and knows no token."""
+    """Make this process's client use the stub, with its own cache folder and without a token."""
     with pytest.MonkeyPatch.context() as patch:
         point_at(patch, stub.endpoint)
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -258,17 +262,17 @@ def client_of(stub: HubStub, cache: Path) -> Iterator[pytest.MonkeyPatch]:
 
 
 def point_at(patch: pytest.MonkeyPatch, endpoint: str) -> None:
-    """Another address for the hub; one where nobody listens is http://127.0.0.1:9."""
+    """Set another address of the hub; nobody listens at http://127.0.0.1:9."""
     patch.setattr(constants, "ENDPOINT", endpoint)
     patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 def go_offline(patch: pytest.MonkeyPatch) -> None:
-    """As HF_HUB_OFFLINE=1 would."""
+    """Behave as with HF_HUB_OFFLINE=1."""
     patch.setattr(constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
 
 
 def environment(stub: HubStub, cache: Path) -> dict[str, str]:
-    """What a command in a process of its own needs to ask the stub."""
+    """Return the environment variables with which another process uses the stub."""
     return {"HF_ENDPOINT": stub.endpoint, "HF_HUB_CACHE": str(cache), "HF_TOKEN_PATH": str(cache / "token")}

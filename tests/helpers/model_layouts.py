@@ -1,6 +1,6 @@
-"""Model folders with the layout of real ones, as JSON alone: enough to plan, written in a millisecond, no torch.
+"""Model folders with the layout of real ones, in JSON only: enough to plan, written in a millisecond, no torch.
 
-Vocabularies are short, but ids and special tokens stand in the order of the real files.
+Vocabularies are short, but ids and special tokens are in the order of the real files.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def tokenizer_files(
 
 
 def llama3_tokenizer(folder: Path, *, ordinary: int = 128_000, pad: bool = False, chat: bool = False) -> Path:
-    """id 0 is "!", specials behind, no pad token. pad: with the reserved pad of 3.1. chat: as in Instruct."""
+    """Llama 3's tokenizer: id 0 is "!", special tokens last. pad: with 3.1's reserved pad. chat: as in Instruct."""
     words = ["!", *(f"w{number}" for number in range(1, ordinary))]
     specials = list(_LLAMA3_SPECIALS)
     if pad:
@@ -124,7 +124,7 @@ def llama3_tokenizer(folder: Path, *, ordinary: int = 128_000, pad: bool = False
 
 
 def llama2_tokenizer(folder: Path) -> Path:
-    """<unk>, <s>, </s> in front; no pad token."""
+    """Write Llama 2's tokenizer: <unk>, <s>, </s> first; no pad token."""
     words = [f"w{number}" for number in range(3, 32000)]
     roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return tokenizer_files(folder, words, ["<unk>", "<s>", "</s>"], roles=roles, first_special=0, bos_by_processor=True)
@@ -137,7 +137,7 @@ def model_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
 
 
 def small_tokenizer(folder: Path, **changes: Any) -> TokenizerFacts:
-    """Ten ordinary tokens, then <s> and </s>. changes: arguments of `tokenizer_files`."""
+    """Write a tokenizer with ten ordinary tokens, then <s> and </s>. changes: arguments of `tokenizer_files`."""
     arguments: dict[str, Any] = {
         "ordinary": ["!", *"abcdefghi"],
         "specials": ["<s>", "</s>"],
@@ -147,7 +147,7 @@ def small_tokenizer(folder: Path, **changes: Any) -> TokenizerFacts:
 
 
 def run_config(**sections: Any) -> RunConfig:
-    """A LoRA run with every other key at its default, changed by `sections`; adapter=None: full fine-tuning."""
+    """Return the config of a LoRA run with defaults, changed by `sections`; adapter=None: full fine-tuning."""
     base: dict[str, Any] = {
         "stage": "sft",
         "model": "unused",

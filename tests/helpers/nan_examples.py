@@ -1,4 +1,4 @@
-"""Examples whose loss is NaN, whatever the weights are: for tests of what a run does about its data."""
+"""Examples whose loss is NaN regardless of the weights, for tests of how a run reacts to its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefoot.training.objective import LossSum
 
 
 def spoil(names: Collection[Any], patch: pytest.MonkeyPatch) -> None:
-    """The loss of every micro-batch with one of these records is NaN from here on."""
+    """Make the loss of every micro-batch with one of these records NaN from now on."""
     real, bad = step.add_gradient, set(names)
 
     def add_gradient(engine: Any, objective: Any, batch: Any, **keywords: Any) -> Any:

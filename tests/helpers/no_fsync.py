@@ -1,8 +1,8 @@
-"""Nothing waits for the disk: `os.fsync` looks whether its handle is open, and returns.
+"""Replace `os.fsync` by a check that its handle is open, so that tests do not wait for the disk.
 
-No test cuts the power, and what a killed process has written is there without a flush; so a flush changes nothing that
-a test can see, and a tiny run makes a hundred. That everything is flushed, and in the right order, is proven by tests
-that stand in the place of the call: tests/system/test_durable.py and tests/faults.
+No test cuts the power, and what a killed process has written survives without a flush; so flushes make no difference to
+tests, and a tiny run makes a hundred. Tests that replace the call themselves check that everything is flushed in the
+right order: tests/system/test_durable.py and tests/faults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRUE_FSYNC = os.fsync
 
 
 def _look(handle: Any) -> None:
-    """What is no open file is an error, as it is to the call itself."""
+    """Raise like the real call if the handle is not an open file."""
     os.fstat(handle if isinstance(handle, int) else handle.fileno())
 
 

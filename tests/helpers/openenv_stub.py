@@ -1,4 +1,4 @@
-"""An OpenEnv server on this machine: /schema over HTTP and sessions over the WebSocket /ws, after its protocol."""
+"""A local OpenEnv server: /schema over HTTP and sessions over the WebSocket /ws, following its protocol."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def observed(reward: float | None, done: bool, **fields: Any) -> dict[str, Any]:
 
 
 def guessing(session: dict[str, Any], message: dict[str, Any]) -> Any:
-    """Three turns; the reward is the length of each, as a share of 100."""
+    """Return an environment of three turns; the reward is the length of each answer, as a share of 100."""
     if message["type"] == "reset":
         session |= {"left": 3, "record": message["data"]}
         return observed(None, False, prompt="", left=3)

@@ -1,5 +1,6 @@
-"""Short runs of a tiny Llama on records that grow (`helpers.growing_records`), by `train_run`; what such a run leaves
-of its numbers, and what it says of its fast paths."""
+"""Short runs of a tiny Llama on growing records (`helpers.growing_records`) with `train_run`; readers for their numbers
+and for what they report about fast paths.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ def path_config(
     data: Mapping[str, Any] | None = None,
     **sections: Any,
 ) -> RunConfig:
-    """Two steps of LoRA, each of two micro-batches and with a checkpoint.
+    """Return a config of two LoRA steps, with two micro-batches and a checkpoint each.
 
     rows, base: in the workplace.
     data: keys of that section besides train and max_length.
-    sections: of the config; adapter=None: full fine-tuning.
+    sections: sections of the config; adapter=None: full fine-tuning.
     """
     usual = {
         "adapter": {"kind": "lora", "rank": 4},
@@ -46,14 +47,14 @@ def path_config(
 
 
 def start(config: RunConfig, mode: Mode = "new") -> str:
-    """Run it to its end; what it said, in one line."""
+    """Run it to the end and return its output as one line."""
     screen = io.StringIO()
     assert train_run(config, mode, Console(screen)) == 0, screen.getvalue()
     return " ".join(screen.getvalue().split())
 
 
 def fast_paths(run: Path) -> dict[str, dict[str, Any]]:
-    """What environment.json says of each path."""
+    """Return environment.json's record of each fast path."""
     [rank] = json.loads((run / "environment.json").read_text())["ranks"]
     return rank["fast_paths"]
 
@@ -63,7 +64,7 @@ def saved_plan(run: Path) -> RunPlan:
 
 
 def losses(run: Path) -> list[float]:
-    """Of all steps, and then of all evaluations."""
+    """Return the losses of all steps, followed by those of all evaluations."""
     rows = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
     return [row["loss"] for row in rows if "loss" in row] + [row["eval_loss"] for row in rows if "eval_loss" in row]
 
@@ -73,7 +74,7 @@ def weights(run: Path, name: str = WEIGHTS) -> bytes:
 
 
 def ends(run: Path, step: int) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Weights, moments and counts of the checkpoint of its last step."""
+    """Return weights, moments and counts of the last step's checkpoint."""
     last = run / f"checkpoint-{step}"
     state = json.loads((last / "state.json").read_text())
     del state["seconds"], state["beside"]
@@ -81,7 +82,7 @@ def ends(run: Path, step: int) -> tuple[dict[str, bytes], dict[str, Any]]:
 
 
 def forget(run: Path, steps: Iterable[int]) -> None:
-    """As if the process had been killed before these steps' checkpoints were written."""
+    """Delete the checkpoints of these steps, as if the process had been killed before writing them."""
     for step in steps:
         shutil.rmtree(run / f"checkpoint-{step}")
     for name in ("train_results.json", "all_results.json"):

@@ -1,4 +1,4 @@
-"""Plans written by hand, for tests of the code that carries plans out."""
+"""Handwritten plans, for tests of the code that carries plans out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def choice(value: Any) -> Choice[Any]:
 
 
 def linear_names(model: nn.Module) -> tuple[str, ...]:
-    """Every linear layer but the output head."""
+    """Return the names of all linear layers except the output head."""
     return tuple(n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head")
 
 

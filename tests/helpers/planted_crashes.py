@@ -1,5 +1,4 @@
-"""Steps that end their process, planted from outside. `python planted_crashes.py NAME` stands for a replay's child in
-which that is planted as well."""
+"""Steps that crash their process. `python planted_crashes.py NAME` replaces a replay's child and crashes likewise."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LAYER = 1  # of the tiny model's decoder layers
 
 
 class Crashing(torch.autograd.Function):
-    """The identity, whose backward pass reads where no memory is."""
+    """The identity, whose backward pass reads unmapped memory."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +30,7 @@ class Crashing(torch.autograd.Function):
 
 
 def in_forward(rank: int = 0) -> None:
-    """SIGSEGV in the forward pass of one MLP, in one step."""
+    """Raise SIGSEGV in the forward pass of one MLP, in one step."""
     _plant(lambda x: ctypes.string_at(0) and x)
 
 
@@ -40,7 +39,7 @@ def in_backward(rank: int = 0) -> None:
 
 
 def replayed_in_backward(rank: int = 0) -> None:
-    """What a replay's child does, in the working folder and a process that has torch loaded already."""
+    """Run a replay's child in the working folder, in a process that has loaded torch already."""
     from surefoot.report.death import death_in_a_step
     from surefoot.runs.failures.replay_run import rerun_step
 
@@ -51,7 +50,7 @@ def replayed_in_backward(rank: int = 0) -> None:
 
 
 def replayed(rank: int = 0) -> None:
-    """A replay's child in a fork: asked by `asked.json` in the working folder in place of stdin."""
+    """Run a replay's child in a fork, with `asked.json` in the working folder as its stdin."""
     from surefoot.runs.failures import replay_run
 
     asked = json.loads(Path("asked.json").read_text())

@@ -1,5 +1,5 @@
-"""What processes of tests are forked from: everything is imported here, tables that libraries build at their first use
-are built, and nothing is computed.
+"""The process that test processes are forked from. It imports everything and fills tables that libraries build at first
+use, but computes nothing.
 
 Preloaded by the fork server of multiprocessing (`tests/distributed/two_ranks.py`, `tests/helpers/forked_command.py`).
 """

@@ -1,4 +1,4 @@
-"""Data prepared as a run of a test would have it, without a config and a plan."""
+"""Data prepared like in a run, but without a config and a plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def prepared(
     evaluation: Sequence[SourceSpec] | float | None = None,
     **changes: Any,
 ) -> PreparedData:
-    """`prepare_data` of a file, or of these sources, by the tokenizer's own template.
+    """Call `prepare_data` on a file or on sources, with the tokenizer's own template.
 
-    changes: other arguments of `prepare_data` than the usual ones.
+    changes: arguments of `prepare_data` that differ from the usual ones.
     """
     eos = tokenizer.eos_token_id
     usual: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""config.json of published models, as far as it decides their shapes: Qwen3.5-35B-A3B, gpt-oss-20b, Qwen3-VL-8B."""
+"""config.json of published models, reduced to what decides their shapes: Qwen3.5-35B-A3B, gpt-oss-20b, Qwen3-VL-8B."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published(name: str, folder: Path) -> Path:
-    """The folder of a model without its weights, with some tokenizer: what a plan for another machine reads."""
+    """Write a model folder without weights and with a small tokenizer, enough to plan for another machine."""
     zoo_tokenizers.qwen(folder, TEMPLATE, thinks=False)
     (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
     return folder

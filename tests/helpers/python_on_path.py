@@ -1,14 +1,13 @@
-"""A `python` on PATH for scripts under test: every call is a fork of a process that has torch and surefoot loaded.
+"""A `python` on PATH for scripts under test: every call is a fork of a process that has loaded torch and surefoot.
 
     with served_python(tmp_path / "python") as served:
         subprocess.run([served.program, "-c", code])  # the fixture `forked_python` of all tests is `served.program`
-        served.write_scripts(folder)  # surefoot's, whose first lines name this python
+        served.write_scripts(folder)  # surefoot's scripts, with this python in their first line
         subprocess.run(["./finetune.py", "--help"], env=served.environment)
 
-Words, folder, environment, streams, exit code, SIGINT and SIGTERM are the caller's, and the signal that ends a call;
-`surefoot` and `accelerate` are served as well. Each call saves the seconds in which Python would import all that. What
-is not as in a program of its own: modules are loaded already, and the process that is called is not the one that
-computes.
+A call has the caller's arguments, folder, environment, streams and exit code; SIGINT, SIGTERM and the signal that ends
+it are passed on. `surefoot` and `accelerate` are served as well. Each call saves the seconds of these imports. Unlike a
+new Python, modules are loaded already, and the called process is not the one that computes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,11 @@ _PROGRAMS = {"surefoot": "surefoot.commands.main", "accelerate": "accelerate.com
 
 @dataclass(frozen=True)
 class Served:
-    """program: the `python`. environment: with it and the other programs before all else on PATH."""
+    """The served Python.
+
+    program: path of `python`.
+    environment: environment variables with it and the other programs first on PATH.
+    """
 
     program: Path
     environment: dict[str, str]
@@ -66,7 +69,7 @@ class Served:
 
 @contextmanager
 def served_python(folder: Path) -> Iterator[Served]:
-    """folder: made."""
+    """Yield the served Python. folder: created."""
     folder.mkdir()
     program, place = folder / "python", str(folder / "socket")
     texts = {"python": _CLIENT.format(python=sys.executable, place=place)}
@@ -95,7 +98,7 @@ def _serve(listening: socket.socket, program: str) -> None:
 
 
 def _answer(talk: socket.socket, program: str) -> None:
-    """One call: a child does what was called, and how it ended is told."""
+    """Handle one call: a child runs it, and its exit status is returned to the caller."""
     head, handles, _, _ = socket.recv_fds(talk, 8, 3)
     request = b""
     while len(request) < int.from_bytes(head, "big"):
@@ -136,7 +139,7 @@ def _outcome(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> None:
-    """`python -c CODE …`, `python -m MODULE …` or `python SCRIPT …`."""
+    """Run `python -c CODE …`, `python -m MODULE …` or `python SCRIPT …`."""
     told = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     ours = str(Path(__file__).parents[1])
     sys.path[:] = [*told, *(entry for entry in sys.path if entry != ours)]

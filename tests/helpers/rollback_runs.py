@@ -1,4 +1,4 @@
-"""Runs of every stage in which some steps' data make the loss NaN: ten steps to a pass, every record once in it."""
+"""Runs of every stage in which some steps have a NaN loss: ten steps per pass, every record once per pass."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rollback_world(folder: Path) -> Path:
 
 
 def write_config(world: Path, name: str, stage: str = "sft", adapter: str = "lora", **changes: Any) -> str:
-    """Saves after every second step, in stage ppo after every third: in the middle of a cycle of two."""
+    """Save after every second step; in stage ppo after every third, in the middle of a cycle of two."""
     config: dict[str, Any] = {
         "stage": stage,
         "model": {"path": str(world / "base"), "dropout": "own"},
@@ -62,10 +62,10 @@ def write_config(world: Path, name: str, stage: str = "sft", adapter: str = "lor
 
 
 def examples_by_step(run: Path) -> dict[int, list[Any]]:
-    """What each step learned from, as flight.jsonl has it."""
+    """Return the examples of each step, from flight.jsonl."""
     return {line["step"]: line["examples"] for line in recent(run)}
 
 
 def one_of_each(clean: dict[int, list[Any]], steps: Iterable[int]) -> Collection[Any]:
-    """One record of the data of each of these steps."""
+    """Return one data record of each of these steps."""
     return {clean[step][-1] for step in steps}

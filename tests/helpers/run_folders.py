@@ -1,4 +1,4 @@
-"""Run folders written by hand, in milliseconds: the files that reports and the board read, as a run leaves them."""
+"""Handwritten run folders, made in milliseconds: the files that reports and the board read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def eval_row(step: int, total: int, loss: float) -> dict[str, Any]:
 
 
 def log_rows(steps: int, total: int | None = None, *, bad: Sequence[int] = (), evaluate: int = 10) -> list[dict]:
-    """A falling loss; bad: steps whose loss is not finite. evaluate: an evaluation after every so many steps."""
+    """Return rows with a falling loss. bad: steps with a non-finite loss. evaluate: steps between evaluations."""
     rows = []
     for step in range(1, steps + 1):
         rows.append(train_row(step, total or steps, None if step in bad else 0.2 + 4.0 / step))
@@ -97,7 +97,7 @@ def write_run(
     data: dict[str, Any] | None = None,
     config: str = "stage: sft\n",
 ) -> Path:
-    """diverged: what the run said when it did."""
+    """Write a run folder. diverged: the message of a diverged run."""
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(
         json.dumps({"plan": plan_to_json(run_plan(trainable=10, parameters=100)), "verified": {}})

@@ -1,9 +1,9 @@
-"""In which part of its run a process is, written down so that it is known after a kill.
+"""Record which part of its run a process is in, so that it is known after a kill.
 
     journal = Journal(path).installed()       # in the process, before the command
     found = read(path)                        # in another one, later: found.killed_in, found.asked_in, found.asked_at
 
-Each part that begins is one write of one line, which no kill takes back.
+Each part that begins is written as one line in one write, which survives a kill.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Journal:
         os.write(self._file, f"{part}\n".encode())
 
     def signal(self) -> None:
-        """A signal is sent now."""
+        """Record that a signal is being sent now."""
         os.write(self._file, f"{_SIGNAL} {time.monotonic()}\n".encode())
 
     @contextmanager
     def during(self, part: str, afterwards: str = "") -> Iterator[None]:
-        """afterwards: what comes then; without it, what was before."""
+        """Record a part while the block runs. afterwards: the part that follows; by default the one before."""
         before = self.part
         self._begin(part)
         try:
@@ -47,7 +47,7 @@ class Journal:
             self._begin(afterwards or before)
 
     def installed(self) -> Journal:
-        """For the rest of this process."""
+        """Record the parts for the rest of this process."""
         from surefoot.runs import run, steps
         from surefoot.training import loop
 
@@ -75,8 +75,12 @@ class Journal:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """killed_in: the last part that began. asked_in, asked_at: the part when a signal was sent, and the system's
-    monotonic clock then; "" and None where none was. saves: that had begun by then."""
+    """Where a process was.
+
+    killed_in: the last part that began.
+    asked_in, asked_at: the part when a signal was sent, and the system's monotonic clock then; "" and None without one.
+    saves: number of saves that had begun by then.
+    """
 
     killed_in: str
     asked_in: str

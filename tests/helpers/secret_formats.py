@@ -1,8 +1,8 @@
-"""What secrets look like, by formats and not by the patterns of `surefoot/system/redaction.py`.
+"""Formats of secrets, independent of the patterns in `surefoot/system/redaction.py`.
 
-Tokens: prefix, alphabet and length as in the rules of gitleaks (config/gitleaks.toml, read 2026-11-22) and the
-providers' own pages. Names and notations: what HTTP, cloud tools, shells and Python print. A shape that gets through is
-added to the code, never taken out here.
+Tokens: prefix, alphabet and length as in the rules of gitleaks (config/gitleaks.toml, read 2026-11-22) and on the
+providers' pages. Names and notations: what HTTP, cloud tools, shells and Python print. If a format is not redacted, the
+code is extended; no format is removed here.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ CONTEXTS = (
 
 
 def drawn(seed: int) -> dict[str, str]:
-    """By shape, a token that looks like one of it."""
+    """Return a random token of each format."""
     draws = random.Random(seed)
     return {
         shape: prefix + "".join(draws.choices(alphabet, k=length - 1)) + draws.choice(alphabet.rstrip("-=_+/") or "0")

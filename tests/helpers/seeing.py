@@ -31,7 +31,7 @@ LARGEST = 8 * 8 * 28 * 28
 
 
 def seeing(name: str, folder: Path, *, seed: int = 0, **text: object) -> Path:
-    """A folder that `from_pretrained` reads. text: other keys of text_config."""
+    """Write a model folder that `from_pretrained` reads. text: other keys of text_config."""
     zoo_tokenizers.qwen(folder, TEMPLATE, thinks=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)}, replace_extra_special_tokens=False)
@@ -59,7 +59,7 @@ def seeing(name: str, folder: Path, *, seed: int = 0, **text: object) -> Path:
 
 
 def picture(path: Path, colour: str, size: tuple[int, int] = (56, 56)) -> Path:
-    """size: width and height."""
+    """Write a picture of one colour. size: width and height."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
     return path

@@ -1,9 +1,9 @@
-"""Tiny models of the families that see otherwise than Qwen's, with their processors' files; transformers' processors.
+"""Tiny vision-language models of families other than Qwen's, with their processor files, and transformers' processors.
 
-Contents are lists of parts, as these families' published templates take them: Gemma's and Mistral's also take texts.
+Message contents are lists of parts, as in these families' published templates; Gemma's and Mistral's also take strings.
 
-folder = seeing_family("gemma3", tmp_path / "base")
-inputs = reference("gemma3", folder)(text=[text], images=[image], return_tensors="pt")
+    folder = seeing_family("gemma3", tmp_path / "base")
+    inputs = reference("gemma3", folder)(text=[text], images=[image], return_tensors="pt")
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ _CLIP = {
 
 @dataclass(frozen=True)
 class _Family:
-    """model: of `WRAPPERS`, where it has another name. eye, text, others: over its configs there.
+    """A family.
 
-    processor: transformers' module and class. eye_class: of the published preprocessor_config.json; pil: the one that
-    writes the file here. settings: of processor_config.json. roles: tokens by the names that the tokenizer has for
-    them.
+    model: its name in `WRAPPERS`, if another.
+    eye, text, others: changes of the vision, text and whole config.
+    processor: transformers' module and class.
+    eye_class: image processor class in the published preprocessor_config.json; pil: the one that writes the file here.
+    settings: content of processor_config.json.
+    roles: special tokens by the tokenizer's names for them.
     """
 
     template: str
@@ -222,7 +225,7 @@ FAMILIES = {
 
 
 def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """A folder that `from_pretrained` reads."""
+    """Write a model folder that `from_pretrained` reads."""
     family = FAMILIES[name]
     _tokenizer(family, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -271,7 +274,7 @@ def _tokenizer(family: _Family, folder: Path) -> None:
 
 
 def reference(name: str, folder: Path) -> Any:
-    """transformers' processor of the family, whole but for video and sound, which need other packages."""
+    """Return transformers' processor of the family, without video and sound, which need other packages."""
     family = FAMILIES[name]
     if name == "mistral3":  # its module also names the image processor that computes with torchvision
         pil = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")

@@ -1,4 +1,4 @@
-"""Synthetic curves of gradient norms, and which of their steps are taken for spikes."""
+"""Synthetic curves of gradient norms, and the steps that are detected as spikes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRIFTS = ("flat", "falls", "warms up")
 
 
 def clean(draws: np.random.Generator, scatter: float, follow: float, drift: str, heavy: bool) -> np.ndarray:
-    """Norms whose logarithms scatter as said, each following the one before by the share `follow`."""
+    """Return norms whose logarithms scatter as given, each correlated with the previous one by `follow`."""
     noise = draws.standard_t(5, STEPS) / math.sqrt(5 / 3) if heavy else draws.standard_normal(STEPS)
     found, value = np.empty(STEPS), 0.0
     for step, one in enumerate(noise):
@@ -27,14 +27,14 @@ def clean(draws: np.random.Generator, scatter: float, follow: float, drift: str,
 
 
 def drawn(draws: np.random.Generator) -> np.ndarray:
-    """A clean curve of any of these kinds."""
+    """Return a clean curve of any of these kinds."""
     return clean(
         draws, draws.uniform(0.05, 0.45), draws.uniform(0, 0.9), str(draws.choice(DRIFTS)), bool(draws.random() < 0.5)
     )
 
 
 def spiked(curve: np.ndarray) -> np.ndarray:
-    """By step, whether its norm was above the ceiling."""
+    """Return for each step whether its norm was above the ceiling."""
     found, kept = [], ()
     for norm in curve.tolist():
         highest = spike_ceiling(kept)

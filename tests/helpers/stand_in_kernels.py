@@ -1,4 +1,4 @@
-"""Packages that stand in for FlashAttention's, with its function computed by torch, rightly or wrongly.
+"""Replacements for FlashAttention's packages that compute its function with torch, correctly or incorrectly.
 
 install("flash_attn_3", tmp_path, "right")     # a folder for sys.path and PYTHONPATH
 """
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def install(form: str, folder: Path, kind: str) -> Path:
-    """form: a key of `ATTENTION_PACKAGES`. Returns the folder."""
+    """Write the package and return its folder. form: a key of `ATTENTION_PACKAGES`."""
     path = folder.joinpath(*ATTENTION_PACKAGES[form].split("."))
     path.mkdir(parents=True)
     (path / "__init__.py").write_text(KINDS[kind])

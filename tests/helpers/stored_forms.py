@@ -1,4 +1,4 @@
-"""Tiny models whose files hold weights in few bits, laid out as those of published models are."""
+"""Tiny models with quantized weight files in the layout of published ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DENSE = re.compile(r".*\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj|kv_b_proj)\
 
 
 def in_mxfp4(folder: Path, seed: int = 1) -> Path:
-    """The experts of a gpt_oss, [experts, columns, rows] in the file, become any numbers of four bits."""
+    """Replace the experts of a gpt_oss, [experts, columns, rows] in the file, by random 4-bit values."""
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
@@ -28,7 +28,7 @@ def in_mxfp4(folder: Path, seed: int = 1) -> Path:
 
 
 def in_fp8(folder: Path, seed: int = 1) -> Path:
-    """The linear layers of the decoder become e4m3 with a factor for each block."""
+    """Convert the decoder's linear layers to e4m3 with a scale per block."""
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(folder / "model.safetensors")
     for name in [name for name in tensors if _DENSE.fullmatch(name)]:
@@ -42,8 +42,10 @@ def in_fp8(folder: Path, seed: int = 1) -> Path:
 
 
 def in_gptq(folder: Path, twin: Path, seed: int = 1) -> Path:
-    """The linear layers of the decoder become integers of four bits, with the groups of columns in any order. twin:
-    becomes the same model in plain numbers."""
+    """Convert the decoder's linear layers to 4-bit integers, with columns in groups in any order.
+
+    twin: receives the same model in plain numbers.
+    """
     shutil.copytree(folder, twin)
     generator = torch.Generator().manual_seed(seed)
     tensors = load_file(folder / "model.safetensors")
@@ -65,7 +67,7 @@ def in_gptq(folder: Path, twin: Path, seed: int = 1) -> Path:
 
 
 def in_awq(folder: Path, twin: Path, seed: int = 1) -> Path:
-    """As `in_gptq`, in AWQ's order of columns."""
+    """Like `in_gptq`, with AWQ's order of columns."""
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
 
     def packed(numbers: torch.Tensor) -> torch.Tensor:
@@ -79,7 +81,7 @@ def in_awq(folder: Path, twin: Path, seed: int = 1) -> Path:
 
 
 def in_packed(folder: Path, twin: Path, seed: int = 1) -> Path:
-    """As `in_gptq`, in the words of compressed-tensors (pack-quantized)."""
+    """Like `in_gptq`, packed as in compressed-tensors (pack-quantized)."""
 
     def parts(numbers: torch.Tensor, zeros: torch.Tensor, factors: torch.Tensor) -> dict[str, torch.Tensor]:
         return {
@@ -116,7 +118,7 @@ def _in_groups(folder: Path, twin: Path, seed: int, parts: Any) -> dict[str, tor
 
 
 def _words(numbers: torch.Tensor) -> torch.Tensor:
-    """Eight numbers of a row in a word, the first in the lowest bits."""
+    """Pack eight values of a row into a word, the first in the lowest bits."""
     shifts = torch.tensor([1 << 4 * place for place in range(8)])
     return (numbers.unflatten(1, (-1, 8)) * shifts).sum(-1).to(torch.int32)
 

@@ -1,7 +1,7 @@
-"""Tiny models and tokenizers with the real layout, built in milliseconds.
+"""Tiny models and tokenizers with the layout of real ones, built in milliseconds.
 
-`llama3_tokenizer` has Llama 3's order of things: byte-level BPE whose id 0 is "!", the special tokens after the
-ordinary ones under their real names, a BOS that the post-processor adds, EOS = <|end_of_text|>, no PAD.
+`llama3_tokenizer` is like Llama 3's: byte-level BPE with id 0 = "!", special tokens under their real names after the
+ordinary ones, a BOS that the post-processor adds, EOS = <|end_of_text|>, no PAD.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TEXT = [
 
 
 def llama3_tokenizer(folder: Path, *, chat_template: bool = True, pad: bool = False, vocab_size: int = 320) -> Path:
-    """Write tokenizer files into `folder`. pad=False leaves out the reserved pad as well, as in Llama 3.0."""
+    """Write tokenizer files into `folder`. pad=False: also without the reserved pad, as in Llama 3.0."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -79,7 +79,7 @@ def tiny_llama(
     pad: bool = False,
     attention_dropout: float = 0.0,
 ) -> Path:
-    """A random Llama with its tokenizer, saved for `from_pretrained`. spare_rows: embeddings beyond the vocabulary."""
+    """Save a random Llama and its tokenizer for `from_pretrained`. spare_rows: embedding rows beyond the vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     llama3_tokenizer(folder, chat_template=chat_template, pad=pad)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -103,7 +103,7 @@ def tiny_llama(
 
 
 def tiny_judge(folder: Path, *, weight: torch.Tensor | None = None, bias: float = 0.0, **keys: Any) -> Path:
-    """A reward model: `tiny_llama(folder, **keys)` with a value head. weight: [1, hidden]; None: from -1 to 1."""
+    """Save a reward model: `tiny_llama(folder, **keys)` with a value head. weight: [1, hidden]; None: from -1 to 1."""
     tiny_llama(folder, **keys)
     weight = torch.linspace(-1, 1, keys.get("hidden", 32))[None] if weight is None else weight
     head = {"v_head.summary.weight": weight, "v_head.summary.bias": torch.tensor([bias])}
@@ -113,7 +113,7 @@ def tiny_judge(folder: Path, *, weight: torch.Tensor | None = None, bias: float 
 
 @built_once
 def curt(folder: Path, *, every: int = 6) -> Path:
-    """A `tiny_llama` whose answers end soon: about one token in `every` is <|eot_id|>, whatever stands before it."""
+    """Save a `tiny_llama` with short answers: about one token in `every` is <|eot_id|>, regardless of the context."""
     tiny_llama(folder)
     model = LlamaForCausalLM.from_pretrained(folder)
     stop = PreTrainedTokenizerFast.from_pretrained(folder).convert_tokens_to_ids("<|eot_id|>")

@@ -1,4 +1,4 @@
-"""Tokenised files from arrays, as tokenising leaves them: with what is counted of each example."""
+"""Tokenized files made from arrays, with the per-example counts that tokenizing adds."""
 
 import numpy as np
 
@@ -6,5 +6,5 @@ from surefoot.data.tokenize.dataset import TokenisedFile, prints_of, supervised_
 
 
 def with_columns(name: str, ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray, rows: np.ndarray) -> TokenisedFile:
-    """Arrays as in `TokenisedFile`."""
+    """Return a `TokenisedFile` with these arrays."""
     return TokenisedFile(name, ids, mask, offsets, rows, supervised_of(mask, offsets), prints_of(ids, mask, offsets))

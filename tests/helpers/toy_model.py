@@ -1,4 +1,4 @@
-"""A model that trains in microseconds: the training engine knows no language model, so its tests need none."""
+"""A model that trains in microseconds, for tests of the training engine, which needs no language model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY = 11
 
 
 class ToyModel(nn.Module):
-    """Predict the next token from this one: embedding, dropout, one hidden layer, head."""
+    """Predicts the next token from the current one: embedding, dropout, one hidden layer, head."""
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()
@@ -45,7 +45,7 @@ def toy_loss(model: nn.Module, batch: Batch) -> LossSum:
 
 
 def toy_examples(count: int, seed: int = 0) -> list[Example]:
-    """Random ids of random lengths; about half of the tokens supervised, at least the last one."""
+    """Return random ids of random lengths; about half of the tokens are supervised, at least the last one."""
     draw = np.random.default_rng(seed)
     examples = []
     for number in range(count):
@@ -72,7 +72,7 @@ def settings(seed: int = 7, max_grad_norm: float | None = 1.0, autocast: torch.d
 
 
 def bits(engine: SingleEngine) -> dict[str, torch.Tensor]:
-    """Copies of weights and moments, for comparison bit by bit."""
+    """Copy weights and moments for bitwise comparison."""
     state = {**dict(engine.model.named_parameters()), **engine.gather_state()}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
@@ -88,7 +88,7 @@ def save_checkpoint(
     write_model: Callable[[Path], None] = lambda folder: None,
     **parts: Any,
 ) -> Path:
-    """A checkpoint of any engine, whole when this returns; without identity and log unless `parts` has them."""
+    """Write a complete checkpoint of any engine; without identity and log unless `parts` has them."""
     parts = {"trainer_state": {}, "identity": {}, **parts}
     with begin_checkpoint(run, engine, state, **parts) as pending:
         if pending.folder is not None:

@@ -1,4 +1,4 @@
-"""A tiny model and eight records that repeat a word, trained through the command line, for what a run leaves."""
+"""A tiny model and eight records that repeat a word, trained from the command line, to test what a run writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.commands.main import main
 
 
 def heron_folder(folder: Path) -> Path:
-    """With `base` and `train.json`."""
+    """Make a folder with `base` and `train.json`."""
     tiny_llama(folder / "base")
     rows = [{"instruction": f"Say {n}.", "output": "heron " * n} for n in range(1, 9)]
     (folder / "train.json").write_text(json.dumps(rows))
@@ -22,13 +22,15 @@ def heron_folder(folder: Path) -> Path:
 
 
 def heron_train(folder: Path, name: str, *arguments: str, **changes: Any) -> Result:
-    """Train into `folder/name`, two micro-batches to a step, with dropout. changes: sections of the config; None leaves
-    one out."""
+    """Train into `folder/name`, with dropout and two micro-batches per step.
+
+    changes: sections of the config; None removes one.
+    """
     return CliRunner().invoke(main, ["train", str(heron_config(folder, name, **changes)), *arguments])
 
 
 def heron_config(folder: Path, name: str, **changes: Any) -> Path:
-    """The YAML of that run, written."""
+    """Write the YAML of that run."""
     config = {
         "stage": "sft",
         "model": str(folder / "base"),
@@ -43,7 +45,7 @@ def heron_config(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def heron_trained(folder: Path, name: str, *arguments: str, **changes: Any) -> str:
-    """The same for a run that has to succeed: what it printed."""
+    """Train like `heron_train`, require success, and return the output."""
     result = heron_train(folder, name, *arguments, **changes)
     assert result.exit_code == 0, result.output
     return result.output

@@ -1,4 +1,4 @@
-"""Trials made up, for tests of what is done with them."""
+"""Synthetic trials, for tests of what tune does with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from surefoot.runs.trial import Trial
 
 
 def made_up(step: float = 1.0, **changes: Any) -> Trial:
-    """Of two timed steps. step: seconds of each."""
+    """Return a trial of two timed steps. step: seconds of each."""
     facts: dict[str, Any] = {
         "losses": (2.0, 1.9),
         "grad_norms": (3.0, 2.9),

@@ -1,12 +1,12 @@
-"""What a vLLM server says, as `surefoot.models.vllm` reads it."""
+"""Answers of a vLLM server, as `surefoot.models.vllm` reads them."""
 
 from __future__ import annotations
 
 
 def completion(ids, logprobs=None, *, model="base", version="default", likely=None, **changes):
-    """As vLLM 0.32 answers /inference/v1/generate.
+    """Return an answer of vLLM 0.32's /inference/v1/generate.
 
-    likely: of each place, by token, what is told beside the drawn one.
+    likely: log-probabilities by token at each position, besides the drawn one.
     """
     logprobs = [-0.5] * len(ids) if logprobs is None else logprobs
     likely = likely or [{token: value} for token, value in zip(ids, logprobs, strict=False)]

@@ -1,7 +1,7 @@
-"""Tiny checkpoints that also see: language models in a wrapper, as transformers writes them, with a tokenizer.
+"""Tiny vision-language checkpoints: language models in a wrapper, as transformers saves them, with a tokenizer.
 
-Sizes alone are shrunk. Their vision towers hold random weights too, so that one that changes, or that text reaches,
-shows. Qwen3.5's has two tensors of a head that predicts several tokens at once, which transformers has no module for.
+Only sizes are shrunk. Vision towers have random weights too, so that a change of them, or an effect on text, is
+noticed. Qwen3.5's has two tensors of a multi-token-prediction head, for which transformers has no module.
 
     folder = wrapper("qwen3_5", tmp_path / "qwen3_5")
 """
@@ -133,7 +133,7 @@ PREPROCESSOR = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size
 
 
 def wrapper(name: str, folder: Path, *, seed: int = 0, **text: Any) -> Path:
-    """A folder that `from_pretrained` reads. text: other keys of text_config."""
+    """Write a model folder that `from_pretrained` reads. text: other keys of text_config."""
     gemma = name.startswith("gemma")
     if gemma:
         zoo_tokenizers.gemma(folder, zoo_templates.GEMMA3, image=False)

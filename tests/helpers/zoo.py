@@ -29,7 +29,7 @@ _WINDOW = 16  # shorter than the texts of the tests: a window that is ignored sh
 
 @built_once
 def llama2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """As many key as query heads, as in the 7B."""
+    """As many key heads as query heads, as in the 7B."""
     zoo_tokenizers.llama2(folder, zoo_templates.LLAMA2 if chat_template else None)
     sizes = _sizes(num_key_value_heads=4, rms_norm_eps=1e-5)
     return _write(folder, transformers.LlamaConfig, sizes | keys, seed, bos="<s>", stops=["</s>"])
@@ -56,7 +56,7 @@ def llama3(
 def mistral(
     folder: Path, *, chat_template: bool = True, version: Literal["0.1", "0.3"] = "0.1", seed: int = 0, **keys: Any
 ) -> Path:
-    """0.1: a window, [INST] as text. 0.3: no window, control tokens, tools."""
+    """0.1: sliding window, [INST] as text. 0.3: no window, control tokens, tools."""
     new = version == "0.3"
     template = zoo_templates.MISTRAL_V03 if new else zoo_templates.MISTRAL_V01
     zoo_tokenizers.mistral(folder, template if chat_template else None, control=new)
@@ -66,7 +66,7 @@ def mistral(
 
 @built_once
 def qwen2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """Biases on q, k and v alone, head tied as in the small ones, rows that no token uses, a window switched off."""
+    """Biases only on q, k and v, tied head as in small ones, unused embedding rows, a window that is switched off."""
     zoo_tokenizers.qwen(folder, zoo_templates.QWEN25 if chat_template else None, thinks=False)
     sizes = _sizes(tie_word_embeddings=True, use_sliding_window=False, sliding_window=_WINDOW, max_window_layers=2)
     stops = ["<|im_end|>", "<|endoftext|>"] if chat_template else ["<|endoftext|>"]
@@ -76,7 +76,7 @@ def qwen2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: An
 
 @built_once
 def qwen3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """Norms of queries and keys, no biases, head_dim of its own."""
+    """Norms of queries and keys, no biases, a head_dim of its own."""
     zoo_tokenizers.qwen(folder, zoo_templates.QWEN3 if chat_template else None, thinks=True)
     sizes = _sizes(head_dim=12, tie_word_embeddings=True, use_sliding_window=False, max_window_layers=2)
     stops = ["<|im_end|>", "<|endoftext|>"] if chat_template else ["<|endoftext|>"]
@@ -86,7 +86,7 @@ def qwen3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: An
 
 @built_once
 def phi3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """q, k, v in one matrix and gate, up in another; every layer has the window."""
+    """Fused q, k, v and fused gate, up; every layer has the window."""
     zoo_tokenizers.phi3(folder, zoo_templates.PHI3 if chat_template else None)
     sizes = _sizes(rms_norm_eps=1e-5, sliding_window=_WINDOW, original_max_position_embeddings=512)
     stops = ["<|endoftext|>", "<|assistant|>", "<|end|>"] if chat_template else ["<|endoftext|>"]
@@ -96,7 +96,7 @@ def phi3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any
 
 @built_once
 def gemma2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """Soft-caps (so low that logits of a random model feel them), a window in every other layer, own head_dim."""
+    """Soft-caps (low enough to matter for a random model), a window in every other layer, a head_dim of its own."""
     zoo_tokenizers.gemma(folder, zoo_templates.GEMMA2 if chat_template else None, image=False)
     caps = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 1.0}
     sizes = _sizes(head_dim=12, query_pre_attn_scalar=12, sliding_window=_WINDOW, tie_word_embeddings=True, **caps)
@@ -106,7 +106,7 @@ def gemma2(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: A
 
 @built_once
 def gemma3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: Any) -> Path:
-    """Six layers, of which the last sees everything; two rotary bases; one token id behind the embedding's last row."""
+    """Six layers, the last with full attention; two rotary bases; one token id beyond the last embedding row."""
     zoo_tokenizers.gemma(folder, zoo_templates.GEMMA3 if chat_template else None, image=True)
     sizes = _sizes(head_dim=12, query_pre_attn_scalar=12, sliding_window=_WINDOW, tie_word_embeddings=True)
     sizes |= {"num_hidden_layers": 6, "rms_norm_eps": 1e-6}
@@ -117,7 +117,7 @@ def gemma3(folder: Path, *, chat_template: bool = True, seed: int = 0, **keys: A
 
 @built_once
 def opt(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any) -> Path:
-    """LayerNorm, biases and ReLU; dropout 0.1; positions from row 2; BOS = EOS = </s>; head tied. No chat model."""
+    """LayerNorm, biases and ReLU; dropout 0.1; positions from row 2; BOS = EOS = </s>; tied head. No chat model."""
     _refuse_template("opt", chat_template)
     zoo_tokenizers.opt(folder, None)
     sizes: dict[str, Any] = {
@@ -136,7 +136,7 @@ def opt(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any
 
 @built_once
 def gpt2(folder: Path, *, chat_template: bool = False, seed: int = 0, **keys: Any) -> Path:
-    """Conv1D layers, learned positions, three dropouts of 0.1, head tied, one special token. No chat model."""
+    """Conv1D layers, learned positions, three dropouts of 0.1, tied head, one special token. No chat model."""
     _refuse_template("gpt2", chat_template)
     zoo_tokenizers.gpt2(folder, None)
     sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "initializer_range": _SPREAD}
@@ -159,7 +159,7 @@ ZOO: dict[str, Callable[..., Path]] = {
 
 
 def _sizes(**keys: Any) -> dict[str, Any]:
-    """The common shrunk sizes: grouped-query attention with two queries to a key."""
+    """The common shrunk sizes: grouped-query attention with two queries per key."""
     return {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -182,7 +182,7 @@ def _write(
     pad: str | None = None,
     spare_rows: int = 0,
 ) -> Path:
-    """Draw the weights and save them beside the tokenizer. stops: generation's end tokens, config.json's first."""
+    """Draw the weights and save them with the tokenizer. stops: generation's end tokens, config.json's first."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.get_vocab()
     config = config_class(

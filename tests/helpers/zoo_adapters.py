@@ -1,4 +1,4 @@
-"""Adapters of the zoo's models, moved off their start, for the tests of parts and casts."""
+"""Adapters of the zoo's models with non-zero weights, for tests of fused parts and dtypes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stir(parameters, seed: int) -> None:
 
 
 def adapted(folder: Path, kind: str, seed: int, *, targets: str = "", dropout: float = 0.0, **options) -> PeftModel:
-    """targets: of the linear layers those whose names contain it."""
+    """Add an adapter. targets: substring of the linear layers' names."""
     model = base_model(folder)
     names = [
         name

@@ -1,7 +1,7 @@
-"""A tiny model of every other causal language model that transformers has and people fine-tune, beside the zoo's.
+"""A tiny model of every other causal language model in transformers that people fine-tune, in addition to the zoo.
 
-Sizes alone are shrunk: each is built by its own config class, with as many kinds of layers as the real one mixes. The
-tokenizer is Qwen's, whatever the family: what depends on a family's own tokens is for `helpers.zoo`.
+Only sizes are shrunk: each is built from its own config class, with all kinds of layers of the real one. All have
+Qwen's tokenizer; `helpers.zoo` covers what depends on a family's own tokens.
 
     base = MODERN["falcon_h1"](tmp_path / "base")
 """

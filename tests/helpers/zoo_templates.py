@@ -1,6 +1,6 @@
-"""Chat templates that put out what the published ones of each family put out, written anew and as short as that allows.
+"""Chat templates with the same output as the published ones of each family, rewritten and as short as possible.
 
-Left out are branches for old message layouts (a tool call without `function`), images and built-in tools.
+Without branches for old message layouts (a tool call without `function`), images and built-in tools.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Small tokenizers with the layout of the real ones: which ids the special tokens have, who adds BOS, what pads.
+"""Small tokenizers with the layout of real ones: ids of special tokens, who adds BOS, which token pads.
 
 `byte_level` is the kind of Llama 3, Qwen, OPT and GPT-2; `sentencepiece` that of Llama 2, Mistral, Phi-3 and Gemma.
-Vocabularies are short: the alphabet and what a few sentences teach. Everything else is as in the published files,
-`tokenizer_class` included, so that AutoTokenizer takes the same way as for a real model.
+Vocabularies are short: the alphabet and what a few sentences yield. Everything else is as in the published files,
+including `tokenizer_class`, so that AutoTokenizer takes the same path as for a real model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPLIT_LLAMA3 = _SPLIT_QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def byte_level(*, first: Sequence[str] = (), split: str | None = None, vocab_size: int = 400) -> Tokenizer:
-    """BPE over bytes; id 0 is "!" unless tokens stand `first`. split: the pre-tokenizer's pattern, None: GPT-2's."""
+    """BPE over bytes; id 0 is "!" unless `first` has tokens. split: pattern of the pre-tokenizer; None: GPT-2's."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     if split is None:
@@ -54,8 +54,8 @@ def sentencepiece(
 ) -> Tokenizer:
     """BPE over characters with byte fallback: the special tokens `first`, 256 bytes, then the pieces.
 
-    spelled: those of `first` that are tokens of their own and not special, so that text can contain them.
-    prefix_space: a space is put in front of a text, and of what follows a special token, as in Llama 2.
+    spelled: tokens in `first` that are not special, so that text can contain them.
+    prefix_space: prepend a space to a text, and to what follows a special token, as in Llama 2.
     """
     spaces = normalizers.Replace(" ", "▁")
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix_space else spaces
@@ -81,7 +81,7 @@ def sentencepiece(
 
 
 def begin_with(tokenizer: Tokenizer, bos: str) -> None:
-    """Let the post-processor put `bos` in front of every text."""
+    """Make the post-processor prepend `bos` to every text."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
@@ -103,7 +103,7 @@ def llama2(folder: Path, template: str | None) -> None:
 
 
 def llama3(folder: Path, template: str | None, *, pad: bool) -> None:
-    """pad: with the reserved pad of Llama 3.1. No pad_token either way."""
+    """pad: with Llama 3.1's reserved pad. No pad_token in either case."""
     tokenizer = byte_level(split=_SPLIT_LLAMA3)
     reserved = [f"<|reserved_special_token_{number}|>" for number in range(5)]
     third = "<|finetune_right_pad_id|>" if pad else reserved[2]
@@ -118,7 +118,7 @@ def llama3(folder: Path, template: str | None, *, pad: bool) -> None:
 
 
 def mistral(folder: Path, template: str | None, *, control: bool) -> None:
-    """control: with the control tokens of v0.3, such as [INST]; in v0.1 they are spelled as text."""
+    """control: with v0.3's control tokens such as [INST]; v0.1 spells them as text."""
     names = ["<unk>", "<s>", "</s>"]
     if control:
         names += ["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
@@ -129,7 +129,7 @@ def mistral(folder: Path, template: str | None, *, control: bool) -> None:
 
 
 def qwen(folder: Path, template: str | None, *, thinks: bool) -> None:
-    """No BOS. thinks: with the tokens that Qwen3 has added. Those that are no control tokens are not special."""
+    """No BOS. thinks: with the tokens that Qwen3 added. Those that are not control tokens are not special."""
     tokenizer = byte_level(split=_SPLIT_QWEN)
     tokenizer.normalizer = normalizers.NFC()
     kinds = ("object_ref", "box", "quad", "vision")
@@ -146,7 +146,7 @@ def qwen(folder: Path, template: str | None, *, thinks: bool) -> None:
 
 
 def phi3(folder: Path, template: str | None) -> None:
-    """No BOS is added. The tokens of the chat format swallow the white space that follows them."""
+    """No BOS is added. The tokens of the chat format swallow white space after them."""
     tokenizer = sentencepiece(("<unk>", "<s>", "</s>"), prefix_space=True)
     holders = [f"<|placeholder{number}|>" for number in range(1, 7)]
     names = ["<|assistant|>", *holders[:4], "<|system|>", "<|end|>", *holders[4:], "<|user|>"]
@@ -173,7 +173,7 @@ def gemma(folder: Path, template: str | None, *, image: bool) -> None:
 
 
 def opt(folder: Path, template: str | None) -> None:
-    """</s> is BOS, EOS and unknown token; <s> exists and is not used."""
+    """</s> is BOS, EOS and unknown token; <s> exists but is not used."""
     tokenizer = byte_level(first=("<s>", "<pad>", "</s>", "<unk>"))
     begin_with(tokenizer, "</s>")
     roles = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
@@ -188,14 +188,14 @@ def gpt2(folder: Path, template: str | None) -> None:
 
 
 def gpt_neox(folder: Path, template: str | None) -> None:
-    """Pythia's: two special tokens first, of which its files give only one a role."""
+    """Pythia's: two special tokens first, only one of which has a role in its files."""
     tokenizer = byte_level(first=("<|endoftext|>", "<|padding|>"))
     roles = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     save(tokenizer, folder, "GPTNeoXTokenizer", template, **roles)
 
 
 def gpt_oss(folder: Path, template: str | None) -> None:
-    """o200k_harmony's special tokens in their order (openai/harmony, public_encodings.rs), reserved ones left out."""
+    """o200k_harmony's special tokens in order (openai/harmony, public_encodings.rs), without the reserved ones."""
     tokenizer = byte_level(split=_SPLIT_LLAMA3)
     names = ("startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call")
     tokenizer.add_special_tokens([f"<|{name}|>" for name in names])
@@ -204,7 +204,7 @@ def gpt_oss(folder: Path, template: str | None) -> None:
 
 
 def glm4(folder: Path, template: str | None) -> None:
-    """The order that transformers' Glm4Config counts on: EOS are the first, the eighth and the tenth."""
+    """In the order that transformers' Glm4Config requires: the first, the eighth and the tenth are EOS."""
     tokenizer = byte_level(split=_SPLIT_LLAMA3)
     names = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"]
     names += [f"<|{role}|>" for role in ("system", "user", "assistant", "observation")]
@@ -216,7 +216,7 @@ def glm4(folder: Path, template: str | None) -> None:
 
 
 def deepseek(folder: Path, template: str | None) -> None:
-    """BOS, EOS and PAD in front; EOS is named as PAD. The tokens of roles, thoughts and tools are not special."""
+    """BOS, EOS and PAD first; EOS is also PAD. Tokens of roles, thoughts and tools are not special."""
     first = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")
     tokenizer = byte_level(first=first, split=_SPLIT_LLAMA3)
     spelled = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"]

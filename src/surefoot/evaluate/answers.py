@@ -48,13 +48,13 @@ from surefoot.system.folders import run_of
 
 @dataclass(frozen=True)
 class AnswersRequest:
-    """How answers are asked for.
+    """How to generate and score answers.
 
-    config: of stage grpo; its rewards, environment and sampling are used, and its held-out prompts or `train`.
-    held_out: which of the two.
-    count: answers drawn to each prompt.
-    seed: of the draws.
-    max_samples: only the first prompts; None: all.
+    config: a config of stage grpo; provides rewards, environment, sampling, and the prompts.
+    held_out: whether to use its held-out prompts instead of `train`.
+    count: answers to draw per prompt.
+    seed: seed of the draws.
+    max_samples: number of prompts, from the first on; None: all.
     """
 
     config: RunConfig
@@ -68,7 +68,8 @@ class AnswersRequest:
 class MeasuredAnswers:
     """Scored answers of every side to the prompts of one data set.
 
-    results: by side, the base first. seconds: of each.
+    results: by side, the base first.
+    seconds: by side.
     """
 
     results: Mapping[str, Evaluated]
@@ -141,7 +142,7 @@ def measure_answers(
 
 
 def answers_to_json(measured: MeasuredAnswers, request: AnswersRequest) -> dict[str, Any]:
-    """JSON values; a number that is missing is null."""
+    """Return JSON values; a missing number is null."""
     grpo, source = request.config.grpo, measured.audit.source
     return {
         "data": {"file": source.file, "sha256": source.sha256, "prompts": len(measured.prompts)},
@@ -174,8 +175,9 @@ def _side_to_json(found: Evaluated, least: float) -> dict[str, Any]:
 
 
 def require_records(config: RunConfig, audit: Audit | None = None) -> None:
-    """Raises InputError where an answer cannot be written as a record of stage sft: with an environment, and where a
-    function of the user's reads the records (known from the audit)."""
+    """Raise InputError if answers cannot be written as records of stage sft: with an environment, or if a user's
+    function reads the records, as the audit shows.
+    """
     if config.grpo.environment is not None:
         what = "writes answers of one turn, and grpo.environment gives them several"
         raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))
@@ -185,11 +187,11 @@ def require_records(config: RunConfig, audit: Audit | None = None) -> None:
 
 
 def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, Any]]:
-    """The best answer of the last side to each prompt as a record of stage sft, with its score and the reasons. The
-    first of equal ones counts; one without an end, without a text, or below `least`, does not.
+    """Yield the last side's best answer to each prompt as a record of stage sft, with its score and reasons.
 
-    Instructions stay instructions, since templates may have a place for their input; other prompts become messages.
-    Earlier answers are not learned from in either form.
+    Of equal answers the first is taken; none that did not end, is empty, or scores below `least`. Instructions stay
+    instructions, because templates may have a slot for their input; other prompts become messages. Earlier answers are
+    not learned in either form.
     """
     (found,) = list(measured.results.values())[-1:]
     records = [measured.prompts.record(place) for place in range(len(measured.prompts))]

@@ -162,7 +162,7 @@ def capture(
 
 
 def _about_the_first(opened: OpenModel, tokens: _Text) -> list[str]:
-    """A caution for a model with a scaled BOS, which scales whatever token comes first."""
+    """Return a caution for a model with a scaled BOS, which scales the first token whatever it is."""
     if opened.bos_scale == 1 or tokens.ids[0] == opened.bos_id:
         return []
     return [
@@ -172,7 +172,7 @@ def _about_the_first(opened: OpenModel, tokens: _Text) -> list[str]:
 
 
 def compare_folders(reference: Path, other: Path, out: Path, *, overwrite: bool = False) -> CaptureComparison:
-    """Compare two existing captures; the table and the picture go into the folder `out`."""
+    """Compare two existing captures, and write the table and the picture into the folder `out`."""
     found = compare_captures(open_capture(reference), open_capture(other))
     require_room_to_compare(out, overwrite)
     with durable.staged_folder(out, replace=overwrite) as staging:
@@ -207,7 +207,7 @@ def _token_ids(
     *,
     anew: bool,
 ) -> _Text:
-    """anew: do not take the ids of `reference`, although no text is given."""
+    """Return the ids of the text, the data or `reference`. anew: ignore `reference` even if no text is given."""
     if reference is not None and seq_len is None and text is None and data is None and not anew:
         found = _Text(reference.ids, {"source": f"the ids of {reference.name}"})
     else:

@@ -1,8 +1,8 @@
-"""Families whose chat models write ChatML and whose structure is read from the model: Qwen's mixtures and hybrids, the
+"""Families whose chat models use ChatML and whose structure is read from the model: Qwen's mixtures and hybrids, the
 language models of Qwen-VL, LFM2, SmolLM3.
 
-Where a fact comes from stands behind it: the chat templates and tiny models of TRL 1.9, LLaMA-Factory 0.9.5's table of
-templates, Axolotl 0.18's templates, the defaults of transformers 5.23's configuration and tokenizer classes.
+Comments name the source of each fact: chat templates and tiny models of TRL 1.9, the template table of LLaMA-Factory
+0.9.5, templates of Axolotl 0.18, defaults of the configuration and tokenizer classes of transformers 5.23.
 """
 
 from __future__ import annotations

@@ -212,11 +212,11 @@ def with_dropout(model: ModelFacts, share: float | None) -> ModelFacts:
 
 
 def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts:
-    """Facts from folder/config.json.
+    """Return the facts in folder/config.json.
 
-    tree: wanted where no row has the structure; where it is given, it is the structure.
+    tree: the model's module tree; required if the family's structure is unknown, and replaces it if given.
 
-    Raises InputError with one fault per missing or impossible key, and for a model that is no causal text model.
+    Raises InputError with one fault per missing or impossible key, and if it is not a causal text model.
     """
     path = folder / "config.json"
     values = read_json(path)

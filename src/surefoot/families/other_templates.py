@@ -36,7 +36,12 @@ def _row(
     thought: str = "",
     thought_learned: bool = True,
 ) -> Dialogue:
-    """user: with what opens the answer. answer: {content} and what ends it. begins: {bos} or nothing."""
+    """Make a row.
+
+    user: text around the user's, including what opens the answer.
+    answer: {content} and what ends it.
+    begins: {bos} or nothing.
+    """
     lead, close = answer.split("{content}")
     return Dialogue(
         name=PREFIX + name,

@@ -1,6 +1,6 @@
 """Families with turn tokens of their own, whose structure is read from the model.
 
-Where a fact comes from stands behind it; see `surefoot.families.chatml` for the versions.
+Comments name the source of each fact; `surefoot.families.chatml` lists the versions.
 """
 
 from __future__ import annotations

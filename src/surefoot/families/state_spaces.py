@@ -1,4 +1,4 @@
-"""Families with state spaces in place of attention, or beside it: Mamba and what was built on it."""
+"""Families with state spaces instead of attention, or in addition to it: Mamba and models built on it."""
 
 from __future__ import annotations
 

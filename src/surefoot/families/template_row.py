@@ -142,11 +142,10 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template for one prompt and one answer.
+    """A template for one prompt and one answer, which EOS ends.
 
-    header: what it begins with.
-    header_input: where there is an input (context) as well. A system text takes the header's place where that is
-        allowed. EOS ends the answer.
+    header: text at the beginning, replaced by a system text where that is allowed.
+    header_input: the same for records with an input (context).
     """
 
     name: str
@@ -166,7 +165,7 @@ Row = Dialogue | Prompt
 
 
 def filled_row(row: Dialogue, slots: Mapping[str, str]) -> Dialogue:
-    """The row with these texts in its slots."""
+    """Return the row with these texts in its slots."""
     texts = {field.name: getattr(row, field.name) for field in fields(row)}
     changed = {name: text for name, text in texts.items() if isinstance(text, str)}
     for slot, text in slots.items():
@@ -175,5 +174,5 @@ def filled_row(row: Dialogue, slots: Mapping[str, str]) -> Dialogue:
 
 
 def as_one_text(row: Dialogue) -> Dialogue:
-    """For programs that render one text and tokenise it: where it is cut for the tokenizer cannot be said there."""
+    """Return the row without {alone}, for programs that tokenize one rendered text as a whole."""
     return filled_row(row, {ALONE: ""})

@@ -122,7 +122,7 @@ def _config(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
 def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
     if isinstance(overrides, str):
         raise InputError(
-            Fault("overrides", "is a text", 'give a list, such as ["optim.lr=1e-4"]', code="SF-CONFIG-OVERRIDE")
+            Fault("overrides", "is a string", 'give a list, such as ["optim.lr=1e-4"]', code="SF-CONFIG-OVERRIDE")
         )
     if isinstance(config, str | os.PathLike):
         return load_config(os.fspath(config), overrides).config
@@ -130,7 +130,7 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
         raise InputError(
             Fault(
                 "overrides",
-                "are for a config file",
+                "apply to a config file only",
                 "change the mapping or the config itself",
                 code="SF-CONFIG-OVERRIDE",
             )

@@ -74,7 +74,7 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
     if named.loss is None:
         return found
     if custom.objective is not None:
-        what = f"and {custom.objective_name} are two losses"
+        what = f"the loss is given twice: {named.loss} and {custom.objective_name}"
         raise InputError(Fault("functions.loss", what, "give one of them", code="SF-CONFIG-CONFLICT"))
     return replace(found, objective=own_function(named.loss, "functions.loss"), named_loss=identity(named.loss))
 
@@ -137,11 +137,7 @@ def _reward_faults(config: RunConfig, reward: RewardFunction | None) -> list[Fau
         fix = "name a reward model, FILE.py:FUNCTION or an http address; from Python pass reward="
         return [Fault("ppo.reward", what, fix, code="SF-OWN-FUNCTION")]
     if reward is not None and (named or not config.method.rollouts):
-        what = (
-            f"and {config.ppo.reward} are two scores"
-            if named
-            else f"is for stages ppo and grpo, and stage is {config.stage}"
-        )
+        what = f"{config.ppo.reward} scores already" if named else f"is for stages ppo and grpo, not {config.stage}"
         return [Fault("reward", what, "give one of them" if named else "leave it out", code="SF-OWN-FUNCTION")]
     return []
 

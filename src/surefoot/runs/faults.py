@@ -19,8 +19,8 @@ from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault
 from surefoot.training.failure import is_device_error, is_out_of_memory
 
 _FIX = (
-    "look for the device in the log of the system (dmesg, nvidia-smi -q), then go on with --resume; "
-    "should it come again, on another device"
+    "check the system log (dmesg, nvidia-smi -q), then continue with --resume; "
+    "if it fails again, continue on another device"
 )
 
 
@@ -61,7 +61,7 @@ def memory_faults(phase: str, config: RunConfig, plan: RunPlan) -> Iterator[None
         if not is_out_of_memory(error):
             raise
         requested = _REQUESTED.search(str(error))
-        what = f"out of memory on {plan.device.value}" + (f": {requested[1]} more were asked for" if requested else "")
+        what = f"out of memory on {plan.device.value}" + (f" while allocating {requested[1]}" if requested else "")
         raise EnvironmentFault(Fault(phase, what, advice(config, plan), NO_MEMORY)) from error
 
 

@@ -86,14 +86,14 @@ def _folder_state(config: RunConfig, given: Mapping[str, Any]) -> FolderState:
         if checkpoint.step == step:
             rollbacks = tuple(Rollback(**one) for one in given["rollbacks"])
             return FolderState(folder, given["mode"], checkpoint, plan=plan, rollbacks=rollbacks)
-    what = f"the run goes on from step {step}, and {folder} has no such checkpoint here"
+    what = f"the run continues from step {step}, but on this machine {folder} has no such checkpoint"
     raise EnvironmentFault(Fault("output", what, "put it on a disk that all machines share", code="SF-RANKS-DIFFER"))
 
 
 def _compare(own: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Raise EnvironmentFault if this rank reads something else than the first rank."""
     faults = [
-        Fault(name, "is not what rank 0 reads", "give all machines the same files and versions", code="SF-RANKS-DIFFER")
+        Fault(name, "differs from rank 0's", "give all machines the same files and versions", code="SF-RANKS-DIFFER")
         for name in first
         if own[name] != first[name]
     ]

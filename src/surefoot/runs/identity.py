@@ -31,14 +31,14 @@ from surefoot.training.checkpoint import Checkpoint
 from surefoot.training.manifest import CHANGED, damaged, read_manifest, sealed, unreadable
 
 _MUST_MATCH = {
-    "data": "the training data is not what it was",
-    "tokenizer": "the tokenizer files are not what they were",
-    "template": "the chat template is not what it was",
-    "base": "the base model is not what it was",
-    "reference": "the model of alignment.reference is not what it was",
-    "teacher": "the model of distill.teacher is not what it was",
-    "reward": "the model of ppo.reward is not what it was",
-    "critic": "the model that the critic began as is not what it was, and the critic's adapter lies over it",
+    "data": "the training data has changed",
+    "tokenizer": "the tokenizer files have changed",
+    "template": "the chat template has changed",
+    "base": "the base model has changed",
+    "reference": "the model of alignment.reference has changed",
+    "teacher": "the model of distill.teacher has changed",
+    "reward": "the model of ppo.reward has changed",
+    "critic": "the base model of the critic's adapter has changed",
 }
 _OF_THE_BASE = (NONE, ADAPTER_OFF, MODEL, CACHED)  # references that are the base model itself
 
@@ -137,9 +137,9 @@ def check_identity(checkpoint: Checkpoint, now: dict[str, Any], others: Sequence
     ]
     cautions = [f"continuing, but not bit for bit: {change}" for change in [*changed, *others]]
     if then["eval_data"] != now["eval_data"]:
-        cautions.append("the evaluation data is not what it was: evaluation losses before and after cannot be compared")
+        cautions.append("the evaluation data has changed: evaluation losses before and after are not comparable")
     if then.get("eval_template", now["eval_template"]) != now["eval_template"]:
-        what = "the template of the evaluation data is not what it was"
+        what = "the template of the evaluation data has changed"
         cautions.append(f"{what}: evaluation losses before and after are not comparable")
     return cautions
 
@@ -212,8 +212,8 @@ def check_base(run: Path, base: Path, now: Digests) -> None:
     ]
     if changed:
         (file, name), more = changed[0], len(changed) - 1
-        others = f", and so have {more} others" if more else ""
-        what = f"{name} is not what it was when this run began (SHA-256 differs){others}"
+        others = f", and {more} others" if more else ""
+        what = f"{name}{others}: changed since this run started (SHA-256 differs)"
         raise IntegrityError(
             Fault(str(base / file), what, "get the file again, or start another run", code="SF-RESUME-CHANGED")
         )

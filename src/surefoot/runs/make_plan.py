@@ -120,7 +120,7 @@ def require_distillation(config: RunConfig, base: Path) -> None:
         fix = "use a config of a stage that has one"
         raise InputError(Fault("stage", what, fix, code="SF-CONFIG-CONFLICT"))
     if (facts := _teacher(config, base)) is not None and facts.model is None:
-        what = f"{facts.path} is stored already"
+        what = f"{facts.path} contains stored distributions, not a model"
         raise InputError(Fault("distill.teacher", what, "name a model", code="SF-CONFIG-CONFLICT"))
 
 

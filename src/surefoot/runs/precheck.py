@@ -1,10 +1,11 @@
-"""What would refuse a run and shows without torch, which takes seconds to import: the folder, conflicts of the config,
-the model's config and the headers of its weights, room on the disk, the first record of each data source.
+"""Checks of a run that need no torch, which takes seconds to import: the folder, conflicts of the config, the model's
+config and weight headers, disk space, the first record of each data source.
 
     commits = check_before_torch(config, mode)
     from surefoot.runs.run import train_run
 
-The run asks the hub no second time, and checks the rest again with the same functions: that takes some milliseconds.
+The run reuses the commits instead of asking the hub again, and repeats the other checks with the same functions in some
+milliseconds.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _say_resume_point(
     changed = [] if existing.plan is None else plan_changes(existing.plan, plan)
     after, total = checkpoint.step, timetable.total_steps
     here = f"after step {after:,} of {total:,}" if after < total else f"at its end, step {total:,}"
-    console.say(f"it is {here}; the plan is {'as before, but for this:' if changed else 'as before'}")
+    console.say(f"it is {here}; the plan is {'unchanged except for:' if changed else 'unchanged'}")
     for line in changed:
         console.say(f"  {line}")
 

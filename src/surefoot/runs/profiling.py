@@ -162,10 +162,10 @@ def arithmetic_of(plan: RunPlan, stage: str, base: Path) -> Arithmetic:
 
 def _limit(recorded: Recorded, work: Work, arithmetic: Arithmetic) -> tuple[LimitFacts | None, str]:
     if not arithmetic.is_whole:
-        return None, f"the arithmetic limit of stage {arithmetic.stage} is not told: other passes belong to its steps"
+        return None, f"no arithmetic limit is given for stage {arithmetic.stage}: its steps include other passes"
     rate = product_rate(arithmetic)
     if rate is None or not work.tokens:
-        return None, "the arithmetic limit is not told: products of this type could not be timed"
+        return None, "no arithmetic limit is given: products of this dtype could not be timed"
     flops = arithmetic.flops(work)
 
     def of_limit(needed: float, seconds: float) -> float:

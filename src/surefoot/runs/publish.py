@@ -126,7 +126,7 @@ def _check_adapter_moved(checkpoint: Path) -> None:
     with safe_open(weights, "pt") as file:
         of_b = [name for name in file.keys() if ".lora_B." in name or ".lora_embedding_B" in name]  # noqa: SIM118
         if of_b and not any(bool(file.get_tensor(name).any()) for name in of_b):
-            what = f"all {len(of_b)} B of the adapter are still zero: it changes nothing; nothing is published"
+            what = f"all {len(of_b)} LoRA B matrices are still zero, so nothing was learned; nothing is published"
             fix = "check reward, grad_norm and groups_without_spread in the log"
             raise NothingLearned(Fault(checkpoint.name, what, fix, code="SF-NOTHING-LEARNED"))
 
@@ -165,12 +165,13 @@ def chosen_step(run: Path, state: RunState, *, keep_best: bool) -> tuple[int, li
         faults = verify_checkpoint(run / f"checkpoint-{state.best.step}")
         if not faults:
             return state.best.step, []
-        cautions = [*map(str, faults), f"the best checkpoint is lost: checkpoint-{state.step}, the last, is published"]
+        last = f"checkpoint-{state.step}, the last one"
+        cautions = [*map(str, faults), f"the best checkpoint is damaged: {last}, is published instead"]
     if faults := verify_checkpoint(run / f"checkpoint-{state.step}"):
         advice = Fault(
             str(run),
             "the run cannot be finished from a damaged checkpoint",
-            "go on from an older one with --resume",
+            "continue from an older one with --resume",
             code="SF-CHECKPOINT-DAMAGED",
         )
         raise IntegrityError([*faults, advice])
@@ -183,15 +184,15 @@ def _ranking_cautions(results: Mapping[str, Any]) -> list[str]:
 
     ranking = evaluated_ranking(results)
     if ranking is None:
-        return ["no pairs were held out, so nobody knows how often it prefers the better answer; set data.eval: 0.05"]
+        return ["no pairs were held out to measure how often it prefers the better answer; set data.eval: 0.05"]
     return [ranking.caution] if ranking.caution else []
 
 
 def _untrained(config: RunConfig) -> str:
     goal = "evaluation loss" if config.checkpoint.best == LOSS else config.checkpoint.best
     return (
-        f"published are the weights of step 0, before any training: no later evaluation had a better {goal}. "
-        "Look at the curves; checkpoint.best: none publishes the last step's"
+        f"the weights of step 0, before any training, are published: no later evaluation had a better {goal}. "
+        "Look at the curves; checkpoint.best: none publishes the weights of the last step"
     )
 
 

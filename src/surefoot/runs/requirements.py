@@ -67,11 +67,9 @@ def check_launch(config: RunConfig) -> None:
     if launch is None:
         fix = "run `surefoot train` or torchrun, which start processes"
         raise InputError(
-            Fault(
-                "parallel.nproc", f"{requested} processes are asked for, and this is one alone", fix, code="SF-PARALLEL"
-            )
+            Fault("parallel.nproc", f"{requested} processes are requested, but only one runs", fix, code="SF-PARALLEL")
         )
-    what = f"{requested} processes on this machine are asked for, and a launcher started {here}"
+    what = f"{requested} processes on this machine are requested, but a launcher started {here}"
     raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
 
 

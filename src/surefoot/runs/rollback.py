@@ -124,7 +124,7 @@ def find_checkpoint(run: Path) -> tuple[Checkpoint | None, list[Fault], tuple[Ro
     checkpoint, rejected = newest_verified(run, partial(leads_to, rollbacks))
     if checkpoint is None:
         step = min(one.back_to for one in rollbacks)
-        what = f"the run went back to checkpoint-{step}, and neither that nor an older one is there"
+        what = f"the run went back to checkpoint-{step}, but neither that nor an older one exists"
         raise IntegrityError(
             Fault(
                 str(run / RECORD),

@@ -242,7 +242,7 @@ def _rolled_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
     try:
         made = roll_back(existing.folder, make_task(config, run.plan, run.task.data), existing.rollbacks, error)
     except SurefootError as trouble:  # the original error is still reported by the caller
-        made = f"guard.rollback: the run does not go back, as that could not be written down: {trouble}"
+        made = f"guard.rollback: no rollback, because it could not be recorded: {trouble}"
     console.say(made if isinstance(made, str) else made.sentence, style="yellow")
     return not isinstance(made, str)
 

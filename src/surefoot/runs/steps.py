@@ -166,7 +166,7 @@ def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModel
         return loaded
     for fault in faults:
         console.say(f"not used: {fault}", style="yellow")
-    console.say("the best checkpoint is lost: the next evaluation sets a new one", style="yellow")
+    console.say("the best checkpoint is damaged: the next evaluation sets a new one", style="yellow")
     return replace(loaded, state=replace(loaded.state, best=None))
 
 

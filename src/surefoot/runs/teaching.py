@@ -51,7 +51,7 @@ def teach(
     base = resolve_folder(config.model.path, config.model.revision, weights=False)
     rows = facts_of(base).vocab + tokens.added_rows
     if top >= rows:
-        what = f"{top} tokens are all of the {rows:,} or more"
+        what = f"{top:,} is not less than the model's {rows:,} tokens"
         raise InputError(Fault("--top", what, "name fewer", code="SF-USE-FLAG"))
     data = functions_of(config.stage).prepare(config, tokens, planned_tokenizer(base, tokens))
     alone = open_alone(config, rows, say)

@@ -248,7 +248,7 @@ def test_a_run_in_fp32_is_not_looked_at_twice(workplace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "base", "why"), [("fsdp2", "bf16", "fsdp2 has"), ("ddp", "nf4", "nf4"), ("ddp", "int8", "int8")]
+    ("engine", "base", "why"), [("fsdp2", "bf16", "fsdp2"), ("ddp", "nf4", "nf4"), ("ddp", "int8", "int8")]
 )
 def test_what_cannot_go_in_fp32(engine, base, why):
     def chosen(value):

@@ -49,8 +49,8 @@ from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.training.failure import is_of_the_environment
 
-STAYS = "it stays, as the run began with it"
-GO_ON = "resume with the versions and the device that the run began with, or start another run"
+STAYS = "it stays on, because the run started with it"
+GO_ON = "resume with the versions and the device that the run started with, or start another run"
 SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # keys under `kernels:`; the key of packed rows differs
 
 Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
@@ -64,7 +64,7 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     """
     engine, form = plan.parallel.engine.value, plan.kernels.documents.value
     if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
-        what = f"the plan has it, and {engine} hands each module its weights only while the module's own forward runs"
+        what = f"is in the plan, but {engine} gathers the weights of a module only during its own forward pass"
         raise EnvironmentFault(
             [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
         )
@@ -191,7 +191,7 @@ class _Comparison:
                 other, fault = None, reason_of(caught)
                 if engine.world > 1:
                     keys = [key_of(path.name) for path in paths]
-                    what = f"{', '.join(keys)} fail on this model ({fault}), and the run began with them"
+                    what = f"{', '.join(keys)} fail on this model ({fault}), but the run started with them"
                     raise EnvironmentFault(Fault("kernels", what, GO_ON, code="SF-FAST-PATH")) from None
             finally:
                 for undo in reversed(undos):
@@ -266,7 +266,7 @@ def _plan_after(
         say(f"{key}: {what}; {STAYS}")
         return plan
     if resumed:
-        raise EnvironmentFault(Fault(key, f"{what}, and the run began with it", GO_ON, code="SF-FAST-PATH"))
+        raise EnvironmentFault(Fault(key, f"{what}, but the run started with it", GO_ON, code="SF-FAST-PATH"))
     if choice.source == "user":
         fix = f"set {key}: auto or off" if packs else f"set {key}: auto or plain, and please report it"
         raise EnvironmentFault(Fault(key, what, fix, code="SF-FAST-PATH"))

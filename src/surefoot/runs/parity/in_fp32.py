@@ -180,7 +180,7 @@ def check_in_fp32(
     with few_layers(loaded.engine.model):
         why = _no_room(loaded)
         if not why and not loaded.engine.totals([float(rows.weight)])[0]:
-            why = "the shortest examples have nothing to learn from"
+            why = "the shortest examples have no supervised tokens"
         if why:
             return Fp32Check(why=why)
         try:
@@ -222,9 +222,9 @@ def _supports_fp32(loaded: LoadedModels) -> bool:
 def _unsuited(plan: RunPlan) -> str:
     """Why the plan rules out computing a part of the model in fp32; empty if it does not."""
     if plan.parallel.engine.value in CUTTING:
-        return f"{plan.parallel.engine.value} has shared the weights out"
+        return f"{plan.parallel.engine.value} shards the weights"
     if holds_narrow(plan.parallel, plan.precision, plan.adapter):
-        return f"the device holds weights in {plan.precision.compute.value}, and those in fp32 lie in host memory"
+        return f"the device has weights in {plan.precision.compute.value}; those in fp32 are in host memory"
     packed = plan.precision.packed
     return f"a base in {packed} is dequantized to 16 bits" if packed else ""
 
@@ -236,9 +236,9 @@ def _no_room(loaded: LoadedModels) -> str:
     used = memory.weights + memory.gradients + memory.beside
     room = max(usable(memory.available) - used, 0) // 2  # the other half is for the pass itself
     if needed > room:
-        why = f"its weights take {size_text(needed)} in fp32, and there is room for {size_text(room)}"
+        why = f"its weights need {size_text(needed)} in fp32, but only {size_text(room)} are available"
     [others] = loaded.engine.totals([float(bool(why))])
-    return why or ("another rank has no room for it" if others else "")
+    return why or ("another rank lacks the memory" if others else "")
 
 
 def _narrow(model: nn.Module) -> list[torch.Tensor]:

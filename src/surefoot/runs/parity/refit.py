@@ -44,8 +44,8 @@ def refit_micro_batches(run: PreparedRun, settled: RunPlan, engine: Engine, say:
             f"batch.micro: with the plain path the forecast is {size_text(memory.total)} of {room}; if memory runs out"
         )
         return _with_caution(replace(settled, memory=memory), f"{what}, lower it", say)
-    reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, as a fast path was taken out: "
-    reason += f"the plain path then takes {size_text(memory.total)}"
+    reason = f"{batch.micro.value} instead of {settled.batch.micro.value}, because a fast path was dropped: "
+    reason += f"the plain path needs {size_text(memory.total)}"
     batch = replace(batch, micro=Choice(batch.micro.value, reason, "measured"))
     return _with_caution(replace(settled, memory=memory, batch=batch), f"batch.micro: {reason}", say)
 
