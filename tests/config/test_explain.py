@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.faults import gives
 from surefoot.config.explain import WIDTH, explain_all, explain_key
 from surefoot.config.keys import all_keys, as_yaml, in_words, shown
 from surefoot.system.errors import InputError
@@ -19,16 +20,13 @@ def test_every_key_is_explained() -> None:
 
 
 def test_one_key_in_full() -> None:
-    assert explain_key("optim.lr").splitlines() == [
-        "optim.lr",
-        "  Peak learning rate.",
-        "",
-        "  expects   a number greater than 0",
-        "  default   2e-4",
-        "  example   optim: {lr: 2e-4}",
-        "  override  optim.lr=2e-4",
-        "  resume    refused: the saved optimizer state and learning-rate schedule belong to the old optimizer",
-    ]
+    name, _, blank, *rows = explain_key("optim.lr").splitlines()
+    assert (name, blank) == ("optim.lr", "")
+    found = dict(row.split(maxsplit=1) for row in rows)
+    assert list(found) == ["expects", "default", "example", "override", "resume"]
+    assert (found["default"], found["example"], found["override"]) == ("2e-4", "optim: {lr: 2e-4}", "optim.lr=2e-4")
+    assert gives(found["expects"], 0)
+    assert gives(found["resume"], "refused")
 
 
 def test_all_keys_in_a_table() -> None:
@@ -47,16 +45,20 @@ def test_an_unknown_key_leads_to_the_nearest() -> None:
 
 
 def test_schemas_in_words() -> None:
-    for fragment, words in [
-        ({"type": "integer"}, "a whole number"),
-        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 10}, "a whole number of at least 0 and at most 9"),
-        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "a number greater than 0 and at most 1"),
-        ({"enum": ["auto", "on", "off", True, False]}, "auto, on or off"),
-        ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, "auto or a whole number"),
-        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}, "a or b, or null"),
-        ({"type": "array", "items": {"type": "string"}}, "a list of names"),
+    """Numbers and names; the gallery of messages (tests/golden/messages/config.txt) has the words."""
+    for fragment, values in [
+        ({"type": "integer", "minimum": 0, "exclusiveMaximum": 10}, [0, 9]),  # what an integer below 10 is at most
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, [0, 1]),
+        ({"enum": ["auto", "on", "off", True, False]}, ["auto", "on", "off"]),
+        ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, ["auto", "number"]),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}, ["a", "b", "null"]),
+        ({"type": "array", "items": {"type": "string"}}, ["list"]),
     ]:
-        assert in_words(fragment) == words
+        words = in_words(fragment)
+        assert [value for value in values if not gives(words, value)] == [], words
+    assert not gives(in_words({"enum": ["on", "off", True, False]}), "true")  # YAML's on is true
+    bounds = [{"type": "number", kind: 0} for kind in ("minimum", "exclusiveMinimum")]
+    assert in_words(bounds[0]) != in_words(bounds[1])
 
 
 def test_values_as_messages_show_them() -> None:

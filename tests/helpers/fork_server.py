@@ -1,30 +1,28 @@
-"""Run many `surefoot` commands in fresh processes without paying for the imports each time.
+"""Run many `surefoot` commands in fresh processes without the import time of each.
 
-The server imports everything once, computes nothing, and forks a child per command; so each child is a fresh process
-that can be killed for real. A child may be told to send itself SIGKILL at a chosen place:
+The server imports everything once, computes nothing, and forks a child per command, so each child is a fresh process
+that can really be killed. A child can be told to send itself SIGKILL at a chosen place:
 
     {"at": "step", "n": 5}     just before optimizer step 5
-    {"at": "log", "n": 5}      after step 5 moved the weights, before its row is logged
-    {"at": "write", "n": 7}    before the 7th write of the command: a flush, a rename or a log row
-    {"at": "sync", "n": 7}     the same, counted since training began (saving is a series of them)
-    {"at": "save", "n": 7}     the same within saves only: before the 7th flush or rename that a save makes
-    {"at": "rollout", "n": 7}  before the 7th token of an answer is drawn, counted over all batches of answers
-    {"at": "reward", "n": 7}   before the rewards of stage grpo are asked for the 7th time
-    {"at": "turn", "n": 7}     before the policy draws a turn of answers in turns for the 7th time
-    {"at": "tool", "n": 7}     before the 7th call of an environment, in its thread; the others of its turn are going on
-    {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time: after a rollback, from the checkpoint;
-                               ranks but the first, when they are about to set up for them
-    {"at": "update", "n": 7}   before the 7th micro-batch's forward pass, of all steps
+    {"at": "log", "n": 5}      after step 5 has changed the weights, before its row is logged
+    {"at": "write", "n": 7}    before the command's 7th write: a flush, a rename or a log row
+    {"at": "sync", "n": 7}     the same, counted from the start of training (a save consists of several)
+    {"at": "save", "n": 7}     the same, counted within saves only: before their 7th flush or rename
+    {"at": "rollout", "n": 7}  before the 7th token of answers is drawn, counted over all batches
+    {"at": "reward", "n": 7}   before the rewards of stage grpo are requested for the 7th time
+    {"at": "turn", "n": 7}     before the policy generates a turn of multi-turn answers for the 7th time
+    {"at": "tool", "n": 7}     before the 7th call of an environment, in its thread, while other calls continue
+    {"at": "again", "n": 2}    when steps are about to be taken for the 2nd time, after a rollback; on ranks other than
+                               the first, when they are about to set up for them
+    {"at": "update", "n": 7}   before the forward pass of the 7th micro-batch of all steps
 
-"rank": 1 in addition means that rank alone. "delay": 0.01 lets it go on for so many seconds first, so that the signal
-falls anywhere; "number": 15 sends another signal than SIGKILL. "beside": true in addition lets a thread finish every
-checkpoint, however small.
+Further keys: "rank": 1, only that rank; "delay": 0.01, continue for so many seconds first, so that the signal falls
+anywhere; "number": 15, another signal than SIGKILL; "beside": true, a thread finishes every checkpoint, however small.
 
-A file for its position (`run_position`) tells afterwards where the signal fell.
+A file for the position (`run_position`) shows afterwards where the signal fell. If "n" is never reached, the log ends
+with `writes: <how many there were>`.
 
-A kill with a number that is never reached ends the log with `writes: <how many there were>`.
-
-A command may also be run as several ranks, as a launcher would start them: a child for each.
+A command can also run as several ranks, one child each, as a launcher would start them.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ _LONGEST = 120  # seconds; a command that hangs is killed (-14), and its test fa
 
 
 class ForkServer:
-    """Context manager. `run` returns the exit code; -9 for a child that was killed.
+    """Context manager. `run` returns the exit code, -9 for a killed child.
 
-    The server, itself a fork of `helpers.preloaded_imports`, is shared by all that ask for one, and outlives them. Each
-    child has the environment of the moment in which it was asked for; what libraries read of it when they are imported
-    stays what it was."""
+    The server, a fork of `helpers.preloaded_imports`, is shared by all users and outlives them. Each child has its
+    caller's current environment; what libraries read from it at import keeps its earlier value.
+    """
 
     _shared: ClassVar[tuple[Any, Connection] | None] = None  # its process, and the connection to it
     _lock: ClassVar[threading.Lock] = threading.Lock()  # one request at a time
@@ -89,9 +87,14 @@ class ForkServer:
         change: str = "",
         where: Path | None = None,
     ) -> int:
-        """folder: the working folder of the command, if not this process's own. ranks: as how many the command is run;
-        the code is then the first one that is not 0. bad: records whose loss is NaN. change: "module:function", called
-        with the rank before the command is. where: a file for the position of a command that is to be killed."""
+        """Run a command and return its exit code.
+
+        folder: working folder, if not this process's.
+        ranks: number of ranks; the exit code is then the first non-zero one.
+        bad: records with a NaN loss.
+        change: "module:function", called with the rank before the command.
+        where: file for the position of a command that is to be killed.
+        """
         folder = folder or Path.cwd()
         told_by_pytest = "PYTEST_CURRENT_TEST"
         environment = {name: value for name, value in os.environ.items() if name != told_by_pytest}
@@ -140,7 +143,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _answer(request: dict[str, Any], connection: Connection) -> tuple[int, int, float]:
-    """The request's number, the first exit code that is not 0, seconds of the processor."""
+    """Return (number of the request, first non-zero exit code, processor seconds)."""
     port = _free_port()
     children = []
     for rank in range(request["ranks"]):
@@ -204,8 +207,11 @@ def _child(request: dict[str, Any], rank: int, port: int) -> None:
 def _arm(
     where: Path, at: str, n: int, beside: bool = False, delay: float = 0.0, number: int = signal.SIGKILL
 ) -> dict[str, int]:
-    """where: a file for the command's position. beside: checkpoints of any size are finished by a thread.
-    Returns the counts. Flushes and renames are caught in `os`, where all libraries make them."""
+    """Prepare the kill, and return the counts. Flushes and renames are intercepted in `os`, which all libraries use.
+
+    where: file for the position.
+    beside: whether a thread finishes checkpoints of any size.
+    """
     from surefoot.methods.environments.talks import Talks
     from surefoot.methods.grpo import answering
     from surefoot.models import generate

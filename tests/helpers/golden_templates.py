@@ -1,10 +1,10 @@
-"""Writes tests/golden/templates/NAME.txt: what each named template makes of the conversations, to be read by people.
+"""Write tests/golden/templates/NAME.txt, the result of each named template for the conversations, for people to read.
 
     PYTHONPATH=tests .venv/bin/python -m helpers.golden_templates
 
-For each conversation: the ids, the learned places (from-to, the end excluded), and the text with what is learned
-between ⟦ and ⟧. The tokenizer has the control tokens of all families and a vocabulary that is trained on a sentence
-right here, so the ids change only when a template does.
+For each conversation: ids, supervised positions (from-to, the end excluded), and the text with supervised parts between
+⟦ and ⟧. The tokenizer has the control tokens of all families, and a vocabulary trained here on one sentence, so ids
+change only if a template does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def golden_encoder() -> TextEncoder:
 
 
 def golden(name: str, encoder: TextEncoder) -> str:
-    """The text of one file."""
+    """Return the content of a file."""
     template = make_template(name, encoder, (encoder.tokenizer.eos_token_id,))
     parts = []
     for case, conversation in CASES.items():

@@ -1,4 +1,4 @@
-"""The two tiers of the suite: what `make test` runs of a matrix, and what `make test-long` runs beside it.
+"""The two tiers of the suite: the cases of a matrix that `make test` runs, and the rest, which `make test-long` adds.
 
 @pytest.mark.parametrize("engine", representatives(ENGINES, "ddp"))
 @pytest.mark.parametrize(("stage", "adapter"), representatives(CASES, ("sft", "lora")))
@@ -14,7 +14,7 @@ import pytest
 
 
 def representatives(cases: Iterable[Any], *chosen: Any) -> list[Any]:
-    """All cases as parameters; those that are not among the chosen ones are marked `slow`."""
+    """Return all cases as parameters; those that are not chosen are marked `slow`."""
     cases = list(cases)
     assert all(one in cases for one in chosen), f"no case of this matrix: {[one for one in chosen if one not in cases]}"
     return [
@@ -24,7 +24,7 @@ def representatives(cases: Iterable[Any], *chosen: Any) -> list[Any]:
 
 
 def diagonal(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
-    """All pairs as parameters; representatives are one of each row, over the columns in turn."""
+    """Return all pairs as parameters; representatives are one per row, with the columns in turn."""
     rows, columns = list(rows), list(columns)
     chosen = ((row, columns[number % len(columns)]) for number, row in enumerate(rows))
     return representatives(product(rows, columns), *chosen)
