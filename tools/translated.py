@@ -181,7 +181,8 @@ def _is_explained(found: Translation, path: tuple[Any, ...], data: Any) -> bool:
         own = _name(word if "=" in word or path[0] == 0 else str(data[path[0] - 1]))
         around = {own}
     else:
-        own, around = _dotted(path), {_dotted(path[: end + 1]) for end in range(len(path))}
+        own = _dotted(path[:-1] if isinstance(path[-1], int) else path)  # an item of a list belongs to its setting
+        around = {_dotted(path[: end + 1]) for end in range(len(path))}
     last = str(path[-1])  # of a file or group that a setting names, the place is that setting
     return any(
         (name == own and note.why)

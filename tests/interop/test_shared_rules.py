@@ -36,9 +36,12 @@ def test_twin_a_pattern_is_no_name(pattern):
     assert refused_settings(lambda: translate_command(["trl", "sft", *words], Options())) == ["lora_target_modules"]
     axolotl = (
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n"
-        f"learning_rate: 1e-4\nlora_target_modules: '{pattern}'\n"
+        "learning_rate: 1e-4\nlora_target_modules: "
     )
-    found = refused_settings(lambda: translate_file("run.yml", axolotl, [], Options()), text=axolotl)
+    one = translate_file("run.yml", f"{axolotl}'{pattern}'\n", [], Options())
+    assert one.config["adapter"]["targets"] == [f"re:{pattern}"]  # Axolotl gives a text to PEFT, which takes it so
+    several = f"{axolotl}['{pattern}']\n"
+    found = refused_settings(lambda: translate_file("run.yml", several, [], Options()), text=several)
     assert found == ["lora_target_modules"]
 
 

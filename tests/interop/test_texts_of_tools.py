@@ -58,6 +58,36 @@ def marked(ids, mask, encoder):
     return text + ("⟧" if inside else "")
 
 
+CHATML = "<|im_start|>system\n{}<|im_end|>\n" + "".join(
+    f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n⟦{said}<|im_end|>⟧\n"
+    for asked, said in (("Name a bird.", "Heron."), ("One more.", "Crane."))
+)
+# What Axolotl's Jinja files (067b021) write of DIALOGUE, and the end of an answer that eot_tokens teaches.
+WRITTEN = {
+    "falcon_h1": "<s>" + CHATML.format("Be brief."),
+    "qwen_25": CHATML.format("Be brief."),
+    "gemma3": "<s><start_of_turn>user\nBe brief.\n\nName a bird.<end_of_turn>\n<start_of_turn>model\n"
+    "⟦Heron.<end_of_turn>⟧\n<start_of_turn>user\nOne more.<end_of_turn>\n<start_of_turn>model\n⟦Crane.<end_of_turn>⟧\n",
+    "phi_35": "<|system|>\nBe brief.<|end|>\n<|user|>\nName a bird.<|end|>\n<|assistant|>\n⟦Heron.<|end|>⟧\n"
+    "<|user|>\nOne more.<|end|>\n<|assistant|>\n⟦Crane.<|end|>⟧\n",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_axolotls_templates_of_families(name):
+    encoder = golden_encoder()
+    template, bos = TEMPLATES[name]
+    assert marked(*by_us(template, DIALOGUE, encoder, bos=bos == "on"), encoder) == WRITTEN[name]
+    other = next(one for one in WRITTEN if one != name)
+    assert marked(*by_us(template, DIALOGUE, encoder, bos=bos == "on"), encoder) != WRITTEN[other]  # the twin
+
+
+def test_qwen_25_has_a_system_text_of_its_own():
+    ids, mask = by_us(TEMPLATES["qwen_25"][0], SINGLE, encoder := golden_encoder(), bos=False)
+    own = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    assert marked(ids, mask, encoder) == CHATML.format(own).partition("<|im_start|>user\nOne")[0]
+
+
 @pytest.mark.parametrize("name", ["alpaca", "phi_3"])
 @pytest.mark.parametrize("conversation", [SINGLE, DIALOGUE])
 def test_axolotls_own_templates(name, conversation):

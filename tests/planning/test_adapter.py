@@ -188,3 +188,24 @@ def test_a_place_of_another_family_is_refused_with_the_right_one(decide, config,
     _, notes = decide(config, targets=[place])
     (refusal,) = notes.faults
     assert right in str(refusal)
+
+
+PATTERN = r"model\.layers\.[\d]+\.(mlp|self_attn)\.(up|q|k)_proj"
+
+
+@pytest.mark.parametrize("pattern", [PATTERN, r".*_proj", r"model.layers.1.mlp.down_proj"])
+def test_a_pattern_names_the_modules_that_peft_takes_it_for(decide, pattern):
+    plan, notes = decide(SMALL, targets=[f"re:{pattern}"])
+    keys = {key: value for key, value in SMALL.items() if key not in ("model_type", "torch_dtype")}
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**keys))
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules=pattern)).get_base_model()
+    assert not notes.faults
+    assert sorted(plan.targets.value) == sorted(
+        name for name, part in adapted.named_modules() if hasattr(part, "lora_A")
+    )
+
+
+@pytest.mark.parametrize("pattern", ["q_proj", "layers", "(q|k)_proj"])  # PEFT takes a pattern for the whole name
+def test_twin_a_pattern_of_a_part_of_the_name_is_refused(decide, pattern):
+    _, notes = decide(SMALL, targets=[f"re:{pattern}"])
+    assert {(fault.code, fault.where) for fault in notes.faults} == {("SF-ADAPTER-TARGETS", "adapter.targets")}

@@ -24,6 +24,7 @@ def config(**changes: Any) -> RunConfig:
         ("mixtral", {"output_router_logits": True}, "auto", 0.001),
         ("mixtral", {"output_router_logits": True, "router_aux_loss_coef": 0.02}, "auto", 0.02),
         ("mixtral", {"output_router_logits": True}, 0, 0.0),
+        ("mixtral", {"router_aux_loss_coef": 0.02}, "own", 0.02),
         ("olmoe", {}, 0.1, 0.1),
         ("deepseek_v3", {}, "auto", 0.0),
     ],

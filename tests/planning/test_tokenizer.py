@@ -327,3 +327,14 @@ class TestMaxLength:
         _, notes = decide(small(), config, data={"train": "unused.jsonl", "max_length": 513})
         assert keys(notes) == ["data.max_length"]
         assert gives(notes.faults[0].fix, 512)
+
+
+@pytest.mark.parametrize(("role", "token"), [("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>")])
+def test_tokens_of_the_config_must_be_the_tokenizers_own(decide, small, role, token):
+    specials = ["<s>", "</s>", "<unk>"]
+    files = small(specials=specials, roles={f"{role}_token": token})
+    config = SMALL | {"vocab_size": 16}
+    assert f"tokenizer.{role}" not in keys(decide(files, config, tokenizer={role: token})[1])
+    assert f"tokenizer.{role}" in keys(decide(files, config, tokenizer={role: "<other>"})[1])
+    unset = small(specials=specials, roles={})
+    assert f"tokenizer.{role}" in keys(decide(unset, config, tokenizer={role: token})[1])

@@ -6,6 +6,7 @@ code. A key at its default never conflicts: a saved config contains all defaults
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -21,7 +22,7 @@ from surefoot.config.schema import (
     RunConfig,
     TrackingConfig,
 )
-from surefoot.config.sections import DataConfig, SourceConfig
+from surefoot.config.sections import PATTERN, DataConfig, SourceConfig
 
 
 def contradictions(config: RunConfig) -> list[Problem]:
@@ -82,6 +83,15 @@ def _plain_texts(config: RunConfig) -> Iterator[Problem]:
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
             what = f"applies to conversations, but stage: {config.stage} trains on every token of plain texts"
             yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")
+
+
+def _patterns(config: RunConfig) -> Iterator[Problem]:
+    targets = [] if config.adapter is None or config.adapter.targets == "all-linear" else config.adapter.targets
+    for target in (target for target in targets if target.startswith(PATTERN)):
+        try:
+            re.compile(target.removeprefix(PATTERN))
+        except re.error as error:
+            yield _problem("adapter.targets", f"{target!r} is no regular expression: {error}", "correct it", "adapter")
 
 
 def _publishing(config: RunConfig) -> Iterator[Problem]:
@@ -274,6 +284,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _prompts,
     _best,
     _plain_texts,
+    _patterns,
     _publishing,
     _mixture,
     _optimizer,

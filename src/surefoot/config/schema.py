@@ -45,16 +45,22 @@ class ModelConfig(Section):
     dropout: Annotated[Literal["own"] | Share | None, Field(examples=[0.0])] = None
     """Dropout of the model's own layers in training. own: as in its config.json. null: own in stages sft and pretrain,
     0 in the others, which compare log-probabilities or scores. The published config.json keeps its values."""
-    router_aux_loss_coef: Annotated[Literal["auto"] | NonNegative, Field(examples=[0.001])] = "auto"
+    router_aux_loss_coef: Annotated[Literal["auto", "own"] | NonNegative, Field(examples=[0.001])] = "auto"
     """Mixture-of-experts models: weight of the load-balancing loss over all tokens of a step. auto: as in config.json,
-    0 unless output_router_logits is true. Logged separately as aux_loss. If a step has several micro-batches, it costs
-    one extra forward pass."""
+    0 unless output_router_logits is true. own: as in config.json, in any case. Logged separately as aux_loss. If a step
+    has several micro-batches, it costs one extra forward pass."""
 
 
 class TokenizerConfig(Section):
     pad: Text = "auto"
     """auto: the first of the tokenizer's own pad, a reserved token, a spare embedding row and EOS (masked by position).
     add: append <|pad|> and an embedding row. Anything else names an existing token."""
+    bos: Annotated[Text | None, Field(examples=["<s>"])] = None
+    """The tokenizer's own BOS, which is checked: with another one the run is refused. null: whichever it is."""
+    eos: Annotated[Text | None, Field(examples=["</s>"])] = None
+    """The tokenizer's own EOS, checked in the same way."""
+    unk: Annotated[Text | None, Field(examples=["<unk>"])] = None
+    """The tokenizer's own token for unknown text, checked in the same way."""
 
 
 class AdapterConfig(AdapterShape):

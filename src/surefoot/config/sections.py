@@ -9,6 +9,8 @@ from pydantic import Field, field_serializer
 from surefoot.config.types import Count, Flag, Number, OneOrMore, Positive, Section, Share, ShortForm, Switch, Text
 from surefoot.method_facts.methods import FORMATS
 
+PATTERN = "re:"  # before a regular expression in adapter.targets
+
 
 class AdapterShape(Section):
     kind: Annotated[Literal["lora", "dora"], Field(examples=["lora"])]
@@ -21,7 +23,8 @@ class AdapterShape(Section):
     """Dropout on the adapter's input."""
     targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear"
     """all-linear (every linear layer except the output head, and every expert), or names such as [q_proj, v_proj] and
-    [experts.down_proj]. A name with a trailing dot, such as [decoder.layers.], selects every linear layer below it."""
+    [experts.down_proj]. A name with a trailing dot, such as [decoder.layers.], selects every linear layer below it;
+    "re:PATTERN" those whose whole name matches a regular expression, as a string does in PEFT."""
     experts: Literal["auto"] | Flag = "auto"
     """Adapters on the experts of a mixture-of-experts model. auto: as adapter.targets selects; a run is refused if
     all-linear cannot reach them. true: always. false: experts stay frozen."""

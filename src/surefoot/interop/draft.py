@@ -254,7 +254,8 @@ class Draft:
         # Only MOST faults are shown, and a file of another tool may have thousands of unknown settings.
         near = near or (nearest_word(word.name, self.rows) if len(self.faults) < MOST else None)
         known = f"did you mean {near}?" if near else "check the name, or ignore it with: surefoot run --allow-unknown"
-        self.faults.append(_fault(word.where, word.name, f"unknown setting of {self.dialect.tool}", known))
+        what = f"is no setting of {self.dialect.tool} that surefoot knows"
+        self.faults.append(_fault(word.where, word.name, what, known))
 
     def _shown(self, word: Word) -> str:
         if self._secret(word.name):

@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from surefoot.config.sections import PATTERN
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import Options
 from surefoot.interop.settings import AT_LEAST, Refusal
@@ -134,6 +135,16 @@ def module_names(value: Any) -> list[str] | None:
     if not all(_NAME.fullmatch(name) for name in names):
         raise ValueError(_EXPECTED)
     return names or None
+
+
+def targets_or_pattern(value: Any) -> list[str]:
+    """Read module names, or a string that PEFT would take as a pattern of whole names; [] for none."""
+    try:
+        return module_names(value) or []
+    except ValueError:
+        if not isinstance(value, str):
+            raise
+        return [f"{PATTERN}{value}"]
 
 
 def set_default_targets(draft: Draft, name: str) -> None:

@@ -39,6 +39,10 @@ OPTIMIZERS = {
     "adamw_8bit": "adamw_8bit",
     "adamw_bnb_8bit": "adamw_8bit",
     "paged_adamw_8bit": "adamw_8bit",
+    "paged_adamw": "adamw",
+    "paged_adamw_32bit": "adamw",
+    "adamw_torch_8bit": "adamw_8bit",
+    "adamw_torch_4bit": "adamw_8bit",
     "adafactor": "adafactor",
     "sgd": "sgd",
 }

@@ -9,10 +9,11 @@ alone unless requested.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from surefoot.config.sections import AdapterShape
+from surefoot.config.sections import PATTERN, AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
 from surefoot.planning.coverage import check_depth, coverage
@@ -194,8 +195,10 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
 
 
 def _named(module: ModuleFact, name: str) -> bool:
-    """PEFT's rule for targets: the full name or its last components. A name with a trailing dot is a path prefix: it
-    matches every module inside it."""
+    """PEFT's rules for targets: the full name or its last components, or a pattern of the full name. A name with a
+    trailing dot is a path prefix: it matches every module inside it."""
+    if name.startswith(PATTERN):
+        return re.fullmatch(name.removeprefix(PATTERN), module.name) is not None
     if name.endswith("."):
         return f".{name}" in f".{module.name}"
     return _is(module.name, name)

@@ -22,6 +22,8 @@ def plan_balance(config: RunConfig, model: ModelFacts, notes: Notes) -> Choice[f
         notes.refuse(_KEY, why, "leave it out, or set it to 0")
     if not model.experts:
         return None
+    if requested == "own":
+        return Choice(model.balance or 0.0, "asked for: the coefficient of config.json", "user")
     if requested != "auto":
         return Choice(requested, "asked for", "user")
     if model.balance is None:

@@ -37,6 +37,7 @@ class _Pad:
 def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> TokenizerPlan:
     """Plan the tokenizer from files and config, without measurements, so that data can be tokenized before the rest."""
     _check_rows(model, tokenizer, notes)
+    _check_own(config, tokenizer, notes)
     if config.method.plain_texts:
         template = Choice("plain", f"stage {config.stage} trains on texts, which have no turns", "default")
         fallbacks: tuple[str, ...] = ()
@@ -72,6 +73,16 @@ def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, 
         what = f"is {request}, but the model has {positions} positions"
         notes.refuse("data.max_length", what, f"use at most {positions}", "SF-DATA-LENGTH")
     return Choice(request, "asked for", "user")
+
+
+def _check_own(config: RunConfig, tokenizer: TokenizerFacts, notes: Notes) -> None:
+    """Refuse tokens of the config that are not the tokenizer's own: another EOS would end answers with it."""
+    asked = {"bos": config.tokenizer.bos, "eos": config.tokenizer.eos, "unk": config.tokenizer.unk}
+    for role, token in asked.items():
+        own: Token | None = getattr(tokenizer, role)
+        if token is not None and (own is None or own.text != token):
+            what = f"is {token}, but the tokenizer's own is {own.text if own else 'none'}"
+            notes.refuse(f"tokenizer.{role}", what, "leave it out, or change the tokenizer's own files", _CODE)
 
 
 def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.dump import shown
-from surefoot.families.templates import OWN, OWN_OR
+from surefoot.families.templates import OWN, OWN_OR, find_row
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
 from surefoot.interop.shared_rules import parse_split, short_sources
+from surefoot.interop.translation import Note
 from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
@@ -127,16 +128,31 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
     "llama3": ("llama3", "on"),
     "alpaca": ("axolotl-alpaca", "on"),
     "gemma": ("gemma", "on"),
+    "gemma3": ("gemma", "on"),
     "phi_3": ("axolotl-phi_3", "on"),
+    "phi_35": ("axolotl-phi_3", "off"),
+    "qwen_25": ("qwen", "off"),
+    "falcon_h1": ("chatml", "on"),
 }
+# Templates for one family of models -> what the names of its models have in common. Their own template is used.
+_OF_A_FAMILY: Mapping[str, str] = {
+    "qwen3": "qwen3", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
+    "gemma4_unified": "gemma-4", "llama4": "llama-4",
+}  # fmt: skip
+_OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
+_ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
 _FALLBACK = "tokenizer_default_fallback_"
 _LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
+_WITHOUT = {"trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
+    ("field_thinking", "template_thinking_key"), "thoughts in this field of an answer are learned")}  # fmt: skip
 _LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
 _READ = ("path", "type", "data_files", "chat_template", "conversation", "field", "field_messages")
 _CONVERTED = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
-_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_LISTED)
+_THOUGHTS = ("field_thinking", "template_thinking_key")  # thoughts in these fields of an answer are read and learned
+_READ_THOUGHTS = ("thinking", "reasoning_content")
+_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED)
 _COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
 _USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
 
@@ -151,8 +167,10 @@ class Sources:
         self.draft, self.name, self.stage = draft, name, stage
         self.sources: list[Any] = []
         self.templates: list[str] = []
+        self.bos = "tokenizer"  # bos.prepend for the templates
         self.kinds: set[str] = set()
         self.uses_chat_template = False
+        self.uses_turns = False
         entries = draft[name]
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             draft.refuse(name, "expected a list of datasets, each with a path and a type")
@@ -168,6 +186,14 @@ class Sources:
                 near = nearest_word(key, known)
                 fix = f"did you mean {near}?" if near else "surefoot does not support it; leave it out"
                 self._refuse(number, key, "is not a dataset setting that surefoot supports", fix)
+        for key in _THOUGHTS:
+            if given.get(key, "thinking") not in _READ_THOUGHTS:
+                what = f"surefoot reads thoughts from {' or '.join(_READ_THOUGHTS)}"
+                self._refuse(number, key, what, "rename the field in the data")
+        for key in (*_LISTED, *_THOUGHTS):
+            if key in given:
+                word, where = f"{self.name}[{number}].{key}: {shown(given[key])}", self.draft.where(self.name)
+                self.draft.add_note(Note(word, "listed", (), _WITHOUT.get(key, "affects loading only"), where))
         for key in _LISTED_ONLY_IF_WHOLE:
             if given.get(key):
                 self._refuse(number, key, "selects a part of the data", "use max_samples in surefoot's config")
@@ -204,6 +230,8 @@ class Sources:
         if files is None:
             return path
         files = files if isinstance(files, list) else [files]
+        word, where = f"{self.name}[{number}].path: {path}", self.draft.where(self.name)
+        self.draft.add_note(Note(word, "listed", (), "data_files names the file", where))
         if len(files) != 1:
             self._refuse(number, "data_files", "names several files", "give each its own entry")
         return str(files[0])
@@ -221,6 +249,7 @@ class Sources:
             source["format"] = "alpaca"
             self._conversations("alpaca")
         elif kind in ("chat_template", "chat_template.default"):
+            self.uses_turns = True
             self._turns(number, given, source)
             self._conversations(self._chat_template(number, given))
             self.draft.set("data.encoding", "whole", why="Axolotl tokenizes a rendered conversation in one piece")
@@ -300,6 +329,9 @@ class Sources:
         if requested.endswith(".jinja"):
             return requested
         name = requested.removeprefix(_FALLBACK)
+        if name in _OF_A_FAMILY and _OF_A_FAMILY[name] in str(self.draft["base_model"]).lower():
+            self.draft.note("chat_template", "changed", _OWN_INSTEAD)
+            return OWN
         if name not in TEMPLATES:
             known = ", ".join(TEMPLATES)
             fix = f"use one of {known}; or chat_template: jinja, with a copy of it in chat_template_jinja: FILE.jinja"
@@ -307,8 +339,11 @@ class Sources:
                 number, "chat_template", f"surefoot has no equivalent of Axolotl's template {shown(name)}", fix
             )
             return OWN
-        ours = TEMPLATES[name][0]
-        return f"{OWN_OR}{ours}" if requested != name else ours
+        ours, bos = TEMPLATES[name]
+        if requested != name:
+            return f"{OWN_OR}{ours}"
+        self.bos = bos
+        return ours
 
     def _conversations(self, template: str) -> None:
         self.kinds.add("conversations")
@@ -338,6 +373,21 @@ def _set_prompts(draft: Draft, sources: list[Any]) -> None:
         draft.set("bos.prepend", TEMPLATES.get(named, ("", "tokenizer"))[1], why="the chat template decides")
 
 
+def _set_ends(draft: Draft, templates: list[str]) -> None:
+    """Note eot_tokens: surefoot learns the end that the template writes behind an answer."""
+    given, row = draft["eot_tokens"], find_row(templates[0]) if templates else None
+    if not templates:
+        draft.drop("is for chat_template", "eot_tokens")
+    elif given is None:
+        draft.assume("eot_tokens: EOS", _ENDS, "data.template")
+    elif row is not None and row.stops and not set(row.stops) & set(given):
+        what = f"the template ends an answer with {row.stops[0]}, not with {given[0]}"
+        draft.refuse("eot_tokens", what, f"give {row.stops[0]}")
+    else:
+        draft.note("eot_tokens", "carried" if row is not None else "changed",
+                   "the end that the template writes behind an answer is learned", "data.template")  # fmt: skip
+
+
 def set_data(draft: Draft) -> None:
     """Set data.train, data.eval, data.template and the stage."""
     method = method_of(draft)
@@ -360,9 +410,11 @@ def set_data(draft: Draft) -> None:
         _set_prompts(draft, train.sources)
         return
     if stage is None and templates:
-        bos = dict(TEMPLATES.values()).get(templates[0], "tokenizer")
-        draft.set("bos.prepend", bos, why="in Axolotl the chat template decides, or the tokenizer for alpaca")
+        draft.set("bos.prepend", train.bos, why="in Axolotl the chat template decides, or the tokenizer for alpaca")
     words = ("chat_template", "chat_template_jinja")
+    _set_ends(draft, templates if stage is None and train.uses_turns else [])
+    draft.note("tokenizer_use_mistral_common", "changed" if draft["tokenizer_use_mistral_common"] else "listed",
+               draft.rows["tokenizer_use_mistral_common"].about)  # fmt: skip
     if templates:
         draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
     if not rendered:

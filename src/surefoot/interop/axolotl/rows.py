@@ -9,8 +9,6 @@ from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.interop.settings import (
     AT_LEAST,
-    PACKED,
-    UNPACKED,
     Row,
     by_name,
     carried,
@@ -50,6 +48,7 @@ _ROWS: tuple[Row, ...] = (
     carried("base_model", None, "model.path", type=text),
     carried("revision_of_model", None, "model.revision", type=text),
     joint("adapter", None, ("adapter.kind",), "lora or qlora", type=text),
+    joint("model_config", None, ("model.router_aux_loss_coef",), "output_router_logits alone", type=group),
     joint("load_in_8bit", False, ("precision.base",)),
     joint("load_in_4bit", False, ("precision.base",)),
     joint(
@@ -67,22 +66,26 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_modules_to_save", None, ("adapter.modules_to_save",)),
     joint("peft_use_dora", False, ("adapter.kind",)),
     joint("peft_use_rslora", False, ("adapter.rslora",)),
-    joint("special_tokens", None, ("tokenizer.pad",)),
+    joint("special_tokens", None, ("tokenizer.pad", "tokenizer.eos"), "others than PAD must be the model's own"),
+    joint("eot_tokens", None, (), "the end of an answer, which surefoot always learns", type=names),
+    joint("quantize_moe_experts", False, ("precision.base",), "the experts of a mixture stay in 16 bits here"),
+    joint("lora_target_parameters", None, ("adapter.targets",)),
+    joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text),
+    joint("freeze_mm_modules", False, ("vision",), "tower and projector"),
+    joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template")),
     joint("test_datasets", None, ("data.eval",)),
     joint("val_set_size", 0.0, ("data.eval",), "a fraction, or a count above 1"),
     joint("chat_template", None, ("data.template",), type=text),
     joint("chat_template_jinja", None, ("data.template",), type=text),
+    joint(
+        "tokenizer_use_mistral_common", False, ("data.template",), "turns are rendered by the tokenizer's own template"
+    ),
     joint("sequence_len", 512, ("data.max_length",), "longer examples are truncated; Axolotl drops them"),
     joint("excess_length_strategy", None, ("data.max_length",), "surefoot does truncate", type=text),
     joint("train_on_inputs", False, ("data.train_on",)),
-    refused(
-        "sample_packing",
-        False,
-        PACKED,
-        UNPACKED,
-    ),
+    joint("sample_packing", False, ("batch.row_tokens",), "micro_batch_size x sequence_len tokens"),
     refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed", "leave it out"),
     # arithmetic
     joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False),
@@ -95,6 +98,8 @@ _ROWS: tuple[Row, ...] = (
     joint("sdp_attention", None, ("attention.implementation",), type=truth),
     joint("eager_attention", None, ("attention.implementation",), type=truth),
     joint("attn_implementation", None, ("attention.implementation",), type=text),
+    joint("xformers_attention", None, ("attention.implementation",), type=truth),
+    joint("flex_attention", None, ("attention.implementation",), type=truth),
     joint("gradient_checkpointing", False, ("gradient_checkpointing",), type=_flag_or_word),
     joint("torch_compile", False, ("compile",), type=_flag_or_word),
     joint("torch_compile_mode", None, ("compile",), type=text),
@@ -106,7 +111,8 @@ _ROWS: tuple[Row, ...] = (
     carried("learning_rate", None, "optim.lr", type=number),
     joint("optimizer", "adamw_torch_fused", ("optim.name",), type=text),
     joint("lr_scheduler", "cosine", ("optim.schedule",), type=text),
-    joint("warmup_steps", None, ("optim.warmup",), type=whole),
+    joint("cosine_min_lr_ratio", None, ("optim.floor",), type=number),
+    joint("warmup_steps", None, ("optim.warmup",), "below 1: a fraction", type=number),
     joint("warmup_ratio", None, ("optim.warmup",), type=number),
     carried("weight_decay", 0.0, "optim.weight_decay"),
     joint("adam_beta1", 0.9, ("optim.betas",)),
@@ -149,12 +155,6 @@ _ROWS: tuple[Row, ...] = (
         "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
         "lora_fan_in_fan_out strict",
     ),
-    refused(
-        "processor_type",
-        None,
-        "trains with images or audio, which this translation does not support",
-        "use a text model",
-    ),
     listed("trust_remote_code", None, "surefoot runs no code from a model's repository"),
     *_listed(
         "affects how data is prepared and loaded, not results",
@@ -167,7 +167,7 @@ _ROWS: tuple[Row, ...] = (
     *_listed(
         "padding is masked by position and does not affect results",
         "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size sample_packing_bin_size "
-        "sample_packing_eff_est group_by_length",
+        "sample_packing_eff_est sample_packing_mp_start_method group_by_length total_num_tokens",
     ),
     *_listed(
         "affects speed or memory only; surefoot chooses its own kernels",
@@ -175,7 +175,24 @@ _ROWS: tuple[Row, ...] = (
         "lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy chunked_cross_entropy_num_chunks "
         "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp liger_rope liger_rms_norm liger_layer_norm "
         "liger_glu_activation liger_swiglu liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
-        "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms",
+        "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms liger_rms_norm_gated "
+        "fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs flash_optimum lora_on_cpu "
+        "model_quantization_config_kwargs",
+    ),
+    *_listed(
+        "affects how experts are computed, not results",
+        "experts_implementation use_scattermoe use_sonicmoe llama4_linearized_experts",
+    ),
+    *_listed(
+        "Axolotl does not read it",
+        "gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier base_model_ignore_patterns "
+        "full_finetune",
+    ),
+    *_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
+    *_listed(
+        "surefoot does not have this tracker; the log is in the run folder",
+        "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
+        "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer",
     ),
     *_listed(
         "is for multi-process launchers; surefoot starts its own processes",
@@ -226,19 +243,21 @@ _ROWS: tuple[Row, ...] = (
         "tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
         "dp_replicate_size use_ray deepcompile",
     ),
+    *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
+    *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
     *_refused(
         "surefoot has no such setting",
         "leave it out",
-        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs model_config "
+        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs "
         "rope_scaling "
-        "lora_target_parameters lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
+        "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
         "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
-        "added_tokens_overrides resize_token_embeddings_to_32x shrink_embeddings shuffle_before_merging_datasets "
+        "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
         "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "
-        "eval_sequence_len batch_size auto_find_batch_size batch_flattening xformers_attention flex_attention "
+        "eval_sequence_len batch_size auto_find_batch_size batch_flattening "
         "sage_attention s2_attention fp8 embedding_lr embedding_lr_scale optim_args optim_target_modules "
-        "lr_scheduler_kwargs lr_quadratic_warmup cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor lr_groups "
-        "adam_epsilon2 adam_beta3 chat_template_kwargs eot_tokens default_system_message fix_untrained_tokens "
+        "lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_groups "
+        "adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message fix_untrained_tokens "
         "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax",
     ),
 )

@@ -23,6 +23,7 @@ from surefoot.interop.shared_rules import (
     set_duration,
     set_keep,
     switch,
+    targets_or_pattern,
 )
 from surefoot.interop.sharing import Names, set_sharing
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
@@ -31,7 +32,7 @@ USUAL_WARMUP = 0.03  # fraction of all steps if neither warmup_steps nor warmup_
 _RISE = "surefoot rounds to the nearest step, Axolotl rounds down"
 # In Axolotl fsdp_config alone enables FSDP.
 _NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
-_SPEED_PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entropy.")
+_PLUGINS = tuple(f"axolotl.integrations.{name}." for name in ("liger", "cut_cross_entropy", "kernels", "swanlab"))
 
 
 _QAT = {"weight_dtype": "int8", "activation_dtype": None, "group_size": 32, "quantize_embedding": False,
@@ -61,10 +62,13 @@ def set_qat(draft: Draft) -> None:
         draft.set("precision.qat_group_size", settings["group_size"] or 32, "qat", why=why)
 
 
+_NO_LAYER = ("lm_head", "embed_tokens", "embed_out", "wte")
+
+
 def set_adapter(draft: Draft) -> None:
     kind = draft["adapter"] or ""
     shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
-    targets = ("lora_target_modules", "lora_target_linear")
+    targets = ("lora_target_modules", "lora_target_linear", "lora_target_parameters")
     if kind not in ("", "lora", "qlora"):
         draft.refuse("adapter", f"surefoot does not support the adapter {kind}", "use lora or qlora")
         return
@@ -81,6 +85,9 @@ def set_adapter(draft: Draft) -> None:
         draft.set("precision.base", "int8", "load_in_8bit", "load_in_4bit", why=EIGHT_BITS)
     else:
         draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit", "load_in_8bit")
+    if draft["quantize_moe_experts"]:
+        about = draft.rows["quantize_moe_experts"].about
+        draft.note("quantize_moe_experts", "changed", about, "precision.base")
     if not kind:
         draft.drop("there is no adapter", "adapter", *shape, *targets)
         return
@@ -101,15 +108,23 @@ def set_adapter(draft: Draft) -> None:
         draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")
     draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
     try:
-        saved, named = (module_names(draft[name]) or [] for name in ("lora_modules_to_save", "lora_target_modules"))
+        saved = module_names(draft["lora_modules_to_save"]) or []
+        stacked = module_names(draft["lora_target_parameters"]) or []
+        named = targets_or_pattern(draft["lora_target_modules"])
     except ValueError as error:
         draft.refuse("lora_target_modules", f"expected {error}")
         return
     draft.set("adapter.modules_to_save", saved, "lora_modules_to_save")
     if draft["lora_target_linear"] or "all-linear" in named:
-        draft.set("adapter.targets", "all-linear", *targets)
-    elif named:
-        draft.set("adapter.targets", named, *targets)
+        draft.set(
+            "adapter.targets", "all-linear", *(["lora_target_linear"] if draft["lora_target_linear"] else targets)
+        )
+        if other := [name for name in named if name.rpartition(".")[2] in _NO_LAYER]:
+            fix = "put it into lora_modules_to_save, or name all modules without lora_target_linear"
+            draft.refuse("lora_target_modules", f"{other[0]} has no place beside all linear layers here", fix)
+        draft.drop("lora_target_linear has them all", *targets)
+    elif named or stacked:
+        draft.set("adapter.targets", [*named, *stacked], *targets)
     else:
         set_default_targets(draft, "lora_target_modules")
 
@@ -157,8 +172,12 @@ def set_precision(draft: Draft) -> None:
     draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
 
 
+_EXACT = ("xformers", "flex_attention", "flash_attention_3")  # other kernels of exact attention
+
+
 def set_attention(draft: Draft) -> None:
-    forms = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager"}
+    forms = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+             "xformers_attention": "xformers", "flex_attention": "flex_attention"}  # fmt: skip
     requested = {name: form for name, form in forms.items() if draft[name]}
     if draft["attn_implementation"]:
         requested["attn_implementation"] = draft["attn_implementation"]
@@ -166,18 +185,38 @@ def set_attention(draft: Draft) -> None:
         draft.refuse(next(iter(requested)), f"{' and '.join(requested)} exclude each other", "keep one")
     elif requested:
         name, form = next(iter(requested.items()))
-        if form not in forms.values():
+        if form in _EXACT or form.startswith("kernels-community/"):
+            draft.set("attention.implementation", "auto", *requested, why=f"{form} computes the same attention")
+        elif form not in forms.values():
             draft.refuse(name, f"surefoot has no {form}", f"choose from {', '.join(forms.values())}")
-            return
-        draft.set("attention.implementation", form, *requested)
+        else:
+            draft.set("attention.implementation", form, *requested)
+
+
+_ROWS = "Axolotl fills the rows anew in every epoch; its rows also end at sample_packing_bin_size (200) examples"
+
+
+def _set_batch(draft: Draft) -> None:
+    """Set the batch: with sample_packing the rows of a step, each of micro_batch_size x sequence_len tokens."""
+    if not draft["sample_packing"] or min(draft["micro_batch_size"], draft["gradient_accumulation_steps"]) < 1:
+        set_batch(draft, "micro_batch_size", "gradient_accumulation_steps")
+    elif draft.written("stage") not in ("sft", "pretrain"):
+        draft.refuse("sample_packing", "is for supervised training", "leave it out")
+    else:
+        processes, passes = draft.facts.get("processes", 1), draft["gradient_accumulation_steps"]
+        why = f"times {processes} processes" if processes > 1 else ""
+        draft.set("batch.size", passes * processes, "gradient_accumulation_steps", why=why)
+        room = draft["micro_batch_size"] * draft["sequence_len"]
+        draft.set("batch.row_tokens", room, "sample_packing", "micro_batch_size", "sequence_len", why=_ROWS)
 
 
 def set_steps(draft: Draft) -> None:
-    set_batch(draft, "micro_batch_size", "gradient_accumulation_steps")
+    _set_batch(draft)
     set_duration(draft, "num_epochs", "max_steps")
     set_optimizer(draft, "optimizer")
     if set_schedule_name(draft, "lr_scheduler", "warmup_steps", "warmup_ratio"):
         _set_warmup(draft)
+    _set_floor(draft)
     value = draft["gradient_checkpointing"]
     offloaded = f"{value} chooses where activations are stored" if isinstance(value, str) else ""
     draft.set("gradient_checkpointing", switch(value), "gradient_checkpointing", why=offloaded)
@@ -190,8 +229,21 @@ def set_steps(draft: Draft) -> None:
         )
 
 
+def _set_floor(draft: Draft) -> None:
+    ratio = draft["cosine_min_lr_ratio"]
+    if ratio and draft["lr_scheduler"] == "cosine":
+        whole = ratio == 1  # it ends where it began
+        draft.set("optim.schedule" if whole else "optim.floor", "constant" if whole else ratio, "cosine_min_lr_ratio")
+    else:
+        draft.drop("is for lr_scheduler: cosine, and above 0", "cosine_min_lr_ratio")
+
+
 def _set_warmup(draft: Draft) -> None:
     steps, ratio = draft["warmup_steps"], draft["warmup_ratio"]
+    if steps is not None and 0 < steps < 1:  # a share, since transformers 5
+        draft.set("optim.warmup", float(steps), "warmup_steps")
+        draft.set("optim.warmup_from_zero", True, "warmup_steps")
+        return
     if steps is not None and ratio is not None:
         draft.refuse("warmup_ratio", "warmup_steps already sets it", "keep one")
     elif steps == 0 or ratio == 0:
@@ -199,7 +251,7 @@ def _set_warmup(draft: Draft) -> None:
     else:
         if steps is not None:
             least = "Axolotl's minimum is 2" if steps == 1 else ""
-            draft.set("optim.warmup", counted(max(2, steps), "step"), "warmup_steps", why=least)
+            draft.set("optim.warmup", counted(max(2, math.ceil(steps)), "step"), "warmup_steps", why=least)
         elif ratio is not None:
             draft.set("optim.warmup", float(ratio), "warmup_ratio", why=_RISE)
         else:
@@ -302,11 +354,16 @@ def set_rest(draft: Draft) -> None:
         if not draft.given(name):
             draft.refuse(name, "is required", "set it")
     _set_tokens(draft)
+    _set_model_config(draft)
     for plugin in draft["plugins"] or []:
-        if not str(plugin).startswith(_SPEED_PLUGINS):
+        if not str(plugin).startswith(_PLUGINS):
             draft.refuse("plugins", f"surefoot has no equivalent of {plugin}", "leave it out")
             return
-    draft.drop("affects speed only; surefoot chooses its own kernels", "plugins")
+    draft.drop("affects speed or logging only", "plugins")
+    stored = draft["model_quantization_config"]
+    if stored not in (None, "Mxfp4Config"):
+        draft.refuse("model_quantization_config", f"surefoot decodes no {stored} in this way", "leave it out")
+    draft.note("model_quantization_config", "carried", draft.rows["model_quantization_config"].about)
     if draft["hub_model_id"]:
         draft.arguments += ["--push", draft["hub_model_id"]]
         draft.note("hub_model_id", "changed", "uploaded once, at the end, to a private repository", "--push")
@@ -320,22 +377,55 @@ def set_rest(draft: Draft) -> None:
 
 def _set_tokens(draft: Draft) -> None:
     tokens: Any = draft["special_tokens"]
-    if tokens is None:
-        return
     given = {name: token for name, token in tokens.items() if token} if isinstance(tokens, dict) else {}
-    if other := [name for name in given if name != "pad_token"]:
-        fix = "change the tokenizer's own files"
-        draft.refuse("special_tokens", f"{other[0]}: surefoot uses the tokenizer's own special tokens except PAD", fix)
-    elif given:
-        draft.set("tokenizer.pad", given["pad_token"], "special_tokens")
-    else:
+    for name, token in given.items():
+        role = name.removesuffix("_token")
+        if name not in _ROLES:
+            draft.refuse("special_tokens", f"{name}: surefoot reads {', '.join(_ROLES)}", "leave it out")
+        else:
+            why = "" if role == "pad" else "checked: it must be the tokenizer's own, or the run is refused"
+            draft.set(f"tokenizer.{role}", str(token), "special_tokens", why=why)
+    if not given:
         draft.drop("is off or not set", "special_tokens")
+
+
+_ROLES = ("pad_token", "bos_token", "eos_token", "unk_token")
+
+
+def _set_model_config(draft: Draft) -> None:
+    given = draft["model_config"] or {}
+    if other := [name for name in given if name != "output_router_logits"]:
+        draft.refuse("model_config", f"surefoot takes {other[0]} from the model's own config.json", "change it there")
+    elif given.get("output_router_logits"):
+        draft.set("model.router_aux_loss_coef", "own", "model_config")
+    else:
+        draft.drop("is off or not set", "model_config")
+
+
+def set_sight(draft: Draft) -> None:
+    """Set vision.*: with a processor, all weights include tower and projector, and an adapter leaves them frozen."""
+    named, base = draft["processor_type"], str(draft["base_model"]).lower()
+    if named is None:
+        draft.drop("there is no processor", "freeze_mm_modules")
+        return
+    if not any(family in base for family in _SEEING):
+        fix = f"use a text model, or one whose name has {' or '.join(_SEEING)}"
+        draft.refuse("processor_type", "surefoot trains with pictures for the Qwen families alone", fix)
+        return
+    draft.note("processor_type", "carried", "pictures are read by the model's own processor")
+    trained = not draft["adapter"] and not draft["freeze_mm_modules"]
+    for part in ("tower", "projector"):
+        draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
+
+
+_SEEING = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
 
 
 RULES = (
     set_data,
     set_method,
     set_adapter,
+    set_sight,
     set_qat,
     set_length_limit,
     set_precision,

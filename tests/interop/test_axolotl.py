@@ -1,0 +1,149 @@
+"""Axolotl's supervised configs: rows, rates, tokens, targets and pictures, beside what its source computes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from interop.small_configs import outcome, translated
+from surefoot.interop.translation import Translation
+from surefoot.system.errors import InputError
+from surefoot.training.optimizer import Schedule
+
+LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
+CHAT = {"datasets": [{"path": "d.jsonl", "type": "chat_template"}]}
+
+
+def axolotl(**words: Any) -> Translation:
+    return translated("axolotl", **words)
+
+
+def refused(**words: Any) -> set[str]:
+    """The settings that are refused."""
+    with pytest.raises(InputError) as caught:
+        axolotl(**words)
+    return {fault.what.partition(":")[0] for fault in caught.value.faults}
+
+
+def test_rows_of_a_step_are_axolotls() -> None:
+    """Its sampler: a batch is one bin of micro_batch_size x sequence_len tokens, and a step gradient_accumulation_steps
+    of them (`_create_multipack_sampler`, 067b021)."""
+    words = {"sample_packing": True, "sequence_len": 4096, "micro_batch_size": 2, "gradient_accumulation_steps": 3}
+    assert axolotl(**words).config["batch"] == {"size": 3, "row_tokens": 8192}
+    assert axolotl(**(words | {"sample_packing": False})).config["batch"] == {"size": 6, "micro": 2}
+    assert refused(**words, rl="dpo", datasets=[{"path": "d", "type": "chatml.intel"}]) == {"sample_packing"}
+    assert refused(**words, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
+
+
+def cosine_with_floor(step: int, warmup: int, total: int, ratio: float) -> float:
+    """Axolotl's `_get_cosine_schedule_with_min_lr_lambda` (067b021)."""
+    if step < warmup:
+        return step / max(1, warmup)
+    scaling = 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    return (1 - ratio) * scaling + ratio
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_rates_with_a_floor_are_axolotls(ratio: float) -> None:
+    optim = axolotl(cosine_min_lr_ratio=ratio, warmup_steps=4, max_steps=20, learning_rate=1.0).config["optim"]
+    ours = Schedule(optim.get("schedule", "cosine"), 1.0, 20, 4, 0, from_zero=True, floor=optim.get("floor", 0.0))
+    expected = [cosine_with_floor(step, 4, 20, ratio) for step in range(20)]
+    assert [ours.rate(step) for step in range(20)] == pytest.approx(expected, abs=1e-12)
+    twin = Schedule("cosine", 1.0, 20, 4, 0, from_zero=True)
+    assert [twin.rate(step) for step in range(20)] != pytest.approx(expected, abs=1e-3)
+
+
+def test_a_warm_up_below_one_is_a_share() -> None:
+    optim = axolotl(warmup_steps=0.1).config["optim"]
+    assert (optim["warmup"], optim["warmup_from_zero"]) == (0.1, True)
+
+
+def test_the_models_own_tokens_are_checked_and_not_dropped() -> None:
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    found = axolotl(special_tokens=tokens)
+    assert found.config["tokenizer"] == {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+    assert refused(special_tokens={"cls_token": "x"}) == {"special_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ({"chat_template": "gemma3", "eot_tokens": ["<end_of_turn>"]}, "carried"),
+        ({"eot_tokens": ["<|im_end|>"]}, "changed"),  # the tokenizer's own template is not known
+        ({"chat_template": "gemma3"}, "assumed"),  # Axolotl would not learn the end
+    ],
+)
+def test_the_end_of_an_answer_is_told(words: dict[str, Any], expected: str) -> None:
+    assert outcome(axolotl(**CHAT, **words), "eot_tokens") == expected
+    assert refused(**CHAT, chat_template="gemma3", eot_tokens=["<|im_end|>"]) == {"eot_tokens"}
+
+
+def test_targets() -> None:
+    pattern = r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj"
+    assert axolotl(**LORA, lora_target_modules=pattern).config["adapter"]["targets"] == [f"re:{pattern}"]
+    experts = {"lora_target_modules": ["q_proj"], "lora_target_parameters": ["mlp.experts.down_proj"]}
+    assert axolotl(**LORA, **experts).config["adapter"]["targets"] == ["q_proj", "mlp.experts.down_proj"]
+    both = {"lora_target_linear": True, "lora_target_modules": ["q_proj"]}
+    assert outcome(axolotl(**LORA, **both), "lora_target_modules") == "listed"
+    # Axolotl adds the named modules to all linear ones, and embed_tokens is none of these.
+    assert refused(**LORA, lora_target_linear=True, lora_target_modules=["embed_tokens"]) == {"lora_target_modules"}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value", "expected"),
+    [
+        ({"optimizer": "paged_adamw_32bit"}, "optim.name", "adamw", "changed"),
+        ({"optimizer": "adamw_torch_8bit"}, "optim.name", "adamw_8bit", "changed"),
+        ({"optimizer": "adamw_torch_4bit"}, "optim.name", "adamw_8bit", "changed"),
+        ({"attn_implementation": "xformers"}, "attention.implementation", "auto", "changed"),
+        ({"flex_attention": True}, "attention.implementation", "auto", "changed"),
+        ({"model_config": {"output_router_logits": True}}, "model.router_aux_loss_coef", "own", "carried"),
+        ({"quantize_moe_experts": True}, "precision.base", "auto", "changed"),
+        ({"tokenizer_use_mistral_common": True}, "data.template", "alpaca", "changed"),
+    ],
+)
+def test_words_with_a_meaning_here(words: dict[str, Any], key: str, value: Any, expected: str) -> None:
+    found = axolotl(**words)
+    group, name = key.split(".")
+    assert found.config.get(group, {}).get(name, "auto") == value
+    assert outcome(found, next(iter(words))) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"attn_implementation": "sage_attention"},
+        {"model_config": {"rope_theta": 1}},
+        {"model_quantization_config": "BitNetConfig"},
+        {"processor_type": "AutoProcessor"},  # a model of another family
+        {"torchdistx_path": "x"},
+        {"lr_quadratic_warmup": True},
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(words: dict[str, Any]) -> None:
+    assert refused(**words) == set(words)
+
+
+def test_pictures_of_the_qwen_families() -> None:
+    seeing = {
+        "base_model": "Qwen/Qwen2.5-VL-7B-Instruct",
+        "processor_type": "AutoProcessor",
+        "chat_template": "qwen2_vl",
+    }
+    whole = axolotl(**CHAT, **seeing).config
+    assert (whole["vision"], whole["data"]["template"]) == ({"tower": "trained", "projector": "trained"}, "tokenizer")
+    assert "vision" not in axolotl(**CHAT, **seeing, **LORA).config  # frozen
+    frozen = {"tower": "frozen", "projector": "frozen"}
+    assert axolotl(**CHAT, **seeing, freeze_mm_modules=True).config["vision"] == frozen
+    assert refused(**CHAT, chat_template="qwen2_vl") == {"datasets"}  # a text model
+
+
+def test_thoughts_and_loading_of_a_data_set_have_notes() -> None:
+    entry = {"field_thinking": "thinking", "template_thinking_key": "thinking", "ds_type": "json"}
+    found = axolotl(datasets=[CHAT["datasets"][0] | entry])
+    assert {outcome(found, f"datasets[0].{name}") for name in entry} == {"listed"}
+    assert refused(datasets=[CHAT["datasets"][0] | {"field_thinking": "steps"}]) == {"datasets"}
+    assert json.dumps(found.config).count("thinking") == 0
