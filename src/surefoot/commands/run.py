@@ -18,7 +18,7 @@ import click
 from surefoot.commands.main import main
 from surefoot.commands.take_over import translated
 from surefoot.commands.terminal import Invocation, echo
-from surefoot.commands.train import TrainFlags, checking, chosen_mode, train_translation
+from surefoot.commands.train import Terminated, TrainFlags, checking, chosen_mode, raised_on_sigterm, train_translation
 from surefoot.commands.translate import (
     WordsCommand,
     checked,
@@ -91,7 +91,13 @@ def run(
     own, command_words = own_and_command(ctx, words)
     if (command := trainer_script(command_words)) is not None:
         taking = TrainFlags(mode, quiet=quiet, dry_run=dry_run, check=check)
-        return _train_script(command_words, command, reading_options(allow_unknown=allow_unknown), own, drop, taking)
+        options = reading_options(allow_unknown=allow_unknown)
+        try:
+            with raised_on_sigterm():
+                return _train_script(command_words, command, options, own, drop, taking)
+        except Terminated:
+            echo(f"\nterminated, and {command.program} with it; the same command begins again", err=True)
+            return STOPPED_EXIT_CODE
     found = translated_command(ctx, words, allow_unknown=allow_unknown)
     found = with_mode(found, mode)
     if found.command == "train":
@@ -181,7 +187,7 @@ def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:
     from surefoot.runs.parity.passes import loss_and_norm
     from surefoot.runs.trial import ready
 
-    few = config.batch.model_copy(update={"size": min(_COMPARED, config.batch.size)})
+    few = config.batch.model_copy(update={"size": min(_COMPARED, config.batch.size), "row_tokens": None})
     changes: dict[str, Any] = {"parallel": type(config.parallel)(), "batch": few}
     if config.method.reference and config.alignment.reference == CACHED:  # of the whole data set, and in fp32
         changes["alignment"] = config.alignment.model_copy(update={"reference": "auto"})

@@ -238,7 +238,7 @@ def _read_as(origin: Translation, account: str) -> str:
     return f"settings of {origin.tool}, translated; {summary(origin)}: {account} shows them"
 
 
-class _Terminated(KeyboardInterrupt):
+class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM, which a scheduler sends before it takes the machine."""
 
 
@@ -248,7 +248,7 @@ def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
     the step. After SIGTERM the exit code always says that the run can be resumed."""
     before = _listing(folder)
     try:
-        with _raised_on_sigterm():
+        with raised_on_sigterm():
             yield
     except KeyboardInterrupt as interruption:
         if _listing(folder) == before:
@@ -257,21 +257,21 @@ def _explained_interruption(folder: Path, mode: Mode) -> Iterator[None]:
         else:
             advice = with_command("continue with --resume", click.get_current_context().ensure_object(Invocation).typed)
             echo(f"\ninterrupted while writing {folder}; {advice}", err=True)
-        if isinstance(interruption, _Terminated):
+        if isinstance(interruption, Terminated):
             raise click.exceptions.Exit(STOPPED_EXIT_CODE) from None
         raise
 
 
 @contextmanager
-def _raised_on_sigterm() -> Iterator[None]:
-    """Raise _Terminated on SIGTERM inside the block. Not with several ranks: one waiting in a collective could not
+def raised_on_sigterm() -> Iterator[None]:
+    """Raise Terminated on SIGTERM inside the block. Not with several ranks: one waiting in a collective could not
     react, so there the signal ends the processes directly."""
     if threading.current_thread() is not threading.main_thread() or process.find_launch() is not None:
         yield
         return
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Terminated
 
     previous = signal.signal(signal.SIGTERM, terminate)
     try:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
 from helpers.faults import prints_fault
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.report.verification import compare_folders
+from surefoot.system.errors import STOPPED_EXIT_CODE
+from surefoot.training.checkpoint import newest_verified
 
 SCRIPT = """
 import sys
@@ -85,3 +92,62 @@ def test_a_script_that_resumes_by_itself_goes_on_with_its_run(place, any_python)
     again = run(place, any_python, "run", "--", any_python, "train.py", "8")
     assert again.returncode == 0, again.stderr
     assert (place / "out/surefoot/checkpoint-3").is_dir()
+
+
+SLOW = """
+import time
+from pathlib import Path
+Path("begun").touch()
+time.sleep(600)
+# Trainer(...).train()
+"""
+
+
+def begun(place, python, *words):
+    command = [python, "-m", "surefoot", *words]
+    return subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path, process, lines=0):
+    while process.poll() is None and not (path.exists() and len(path.read_bytes().splitlines()) >= lines):
+        time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+
+
+def children_of(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("number", representatives([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
+def test_a_signal_ends_the_script_too(place, number):
+    """While it loads, reads its data, or does whatever it does before train()."""
+    (place / "slow.py").write_text(SLOW)
+    process = begun(place, sys.executable, "run", "--", sys.executable, "slow.py")
+    wait_for(place / "begun", process)
+    scripts = children_of(process)
+    assert scripts
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: STOPPED_EXIT_CODE}[number]
+    assert not any(one.is_running() for one in scripts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_goes_on_with_its_script(place, number):
+    (place / "train.py").write_text(SCRIPT.replace("max_steps=3", "max_steps=400, logging_steps=1"))
+    words = ("run", "--resume", "--", sys.executable, "train.py", "8")
+    process = begun(place, sys.executable, *words)
+    wait_for(place / "out/surefoot/trainer_log.jsonl", process, lines=2)
+    scripts = children_of(process)
+    for one in (process, *scripts) if number == signal.SIGINT else (process,):  # as a terminal does
+        one.send_signal(number)
+    said, errors = process.communicate(timeout=100)
+    assert process.returncode == STOPPED_EXIT_CODE, (said, errors)
+    assert "Traceback" not in errors
+    assert not any(one.is_running() for one in scripts)
+    assert not (place / "final").exists()
+    assert newest_verified(place / "out/surefoot")[0].step < 400
+    again = run(place, sys.executable, *words)
+    assert again.returncode == 0, again.stderr
+    assert "after 400" in again.stdout

@@ -25,7 +25,9 @@ PAIRS = [
     {"prompt": f"What is {number} times 7?", "chosen": f" It is {number * 7}.", "rejected": f" I say {number}, friend."}
     for number in range(12)
 ]
+SENTENCES = [{"text": f"Heron {number} counts {'fish ' * (number % 5)}and sleeps."} for number in range(20)]
 KINDS = {
+    "sft": (trl.SFTTrainer, trl.SFTConfig, SENTENCES),
     "dpo": (trl.DPOTrainer, trl.DPOConfig, PAIRS),
     "reward": (trl.RewardTrainer, trl.RewardConfig, PAIRS),
     "kto": (
@@ -240,3 +242,29 @@ def test_weights_of_a_reward_model_come_back(build, tmp_path):
     save_file({"v_head.summary.weight": head, "v_head.summary.bias": torch.zeros(1)}, run / "value_head.safetensors")
     load_trained(trainer.model, run)
     assert all((one == 0.5).all() for one in get_peft_model_state_dict(trainer.model).values())
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(
+    ("packed", "room"),
+    [
+        ({"packing": True}, 32),
+        ({"packing": True, "packing_strategy": "bfd_split"}, 32),
+        ({"packing": True, "packing_strategy": "wrapped"}, None),
+        ({"padding_free": True, "max_length": None}, None),
+    ],
+)
+def test_packed_rows_are_taken_as_their_texts(build, tmp_path, packed, room):
+    """Those of TRL's wrapped strategy are one text each, as there; its rows have EOS within, which is PAD here."""
+    taken, over = handed(build("sft", arguments={"max_length": 32, **packed}), tmp_path / "taken")
+    proven(taken, over)
+    assert translated(taken).config["batch"].get("row_tokens") == room
+
+
+@pytest.mark.usefixtures("context")
+def test_the_texts_of_packed_rows_are_those_of_unpacked_ones(build, tmp_path):
+    packed, _ = handed(build("sft", arguments={"max_length": 100, "packing": True}), tmp_path / "packed")
+    plain, _ = handed(build("sft"), tmp_path / "plain")
+    assert len(rows_of(packed)) == len(SENTENCES)
+    assert {tuple(one["input_ids"]) for one in rows_of(packed)} == {tuple(one["input_ids"]) for one in rows_of(plain)}
+    assert packed.record["steps"] < plain.record["steps"]  # of fewer rows

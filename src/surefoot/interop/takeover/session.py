@@ -26,7 +26,7 @@ TAKEN, RUN = "taken-over", "surefoot"
 """Folders in the script's output_dir: what it handed over, and the run."""
 
 _ROWS = "train.jsonl"
-_POLL = 0.2  # seconds
+_POLL, _GRACE = 0.2, 10.0  # seconds
 _HERE = Path(__file__).parent
 _START = f"import sys; sys.path.insert(0, {str(_HERE)!r}); from in_script.start import main; del sys.path[0]; main()"
 _TRAINS = re.compile(r"\b\w*Trainer\b[\s\S]*\.train\(")  # a Trainer, and a call of train()
@@ -103,7 +103,8 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 class Session:
-    """A running script. Use as a context manager, which ends the script if it still waits for an answer."""
+    """A running script. Use as a context manager, which ends the script: by itself where it waits for an answer, else,
+    after an exception, by SIGTERM and at last SIGKILL."""
 
     def __init__(self, words: Sequence[str], command: Command, *, to_stderr: bool = False):
         """Start the script.
@@ -124,7 +125,11 @@ class Session:
                 env={**os.environ, **command.environment},
                 stdout=2 if to_stderr else None,
             )
-            self._socket = self._connected(listening)
+            try:
+                self._socket = self._connected(listening)
+            except KeyboardInterrupt:
+                self._end()
+                raise
         self._in, self._out = self._socket.makefile("r"), self._socket.makefile("w")
 
     def _connected(self, listening: socket.socket) -> socket.socket:
@@ -138,11 +143,21 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # a script that waits for an answer ends
         self._socket.close()
-        self._process.wait()
+        if kind is None:
+            self._process.wait()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE)
+                return
 
     def taken(self) -> Taken:
         """Wait until the script calls train(), and return what it handed over. Raises InputError if it ends before."""

@@ -145,6 +145,8 @@ def _data_rule(taken: Taken) -> Any:
         if record.get("eval_rows"):
             draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": layout})
         draft.set("data.max_length", max(8, record["longest"]))
+        if record["row_tokens"]:
+            draft.set("batch.row_tokens", record["row_tokens"], why="packed anew: each epoch has its rows")
         if method is None:
             draft.set("data.train_on", "everything", why="the rows have their own labels")
         if method == "reward":

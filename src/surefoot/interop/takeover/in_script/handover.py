@@ -14,7 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from .files import replace
-from .rows import NO_LABEL, Collate, Written, collated, is_random, judged_of, pair_of, row_of, scored_pair, write_rows
+from .rows import (
+    NO_LABEL,
+    Collate,
+    Documents,
+    Written,
+    collated,
+    is_random,
+    judged_of,
+    pair_of,
+    row_of,
+    scored_pair,
+    write_rows,
+)
 from .weights import head_of, scores, source_of, write_adapter, write_base, write_head, write_reference
 
 TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer")
@@ -122,6 +134,9 @@ class HandOver:
         if not hasattr(self._rows, "__len__"):
             self._refuse("train_dataset", "is a stream, whose rows cannot be counted", "load the data set whole")
             return {}
+        packed = Documents.LENGTHS in self._rows[0]
+        if packed:
+            self._rows = Documents(self._rows)
         if is_random(self._rows, self._collate):
             what = "draws at random: the same row gives other tokens or labels"
             self._refuse(type(trainer.data_collator).__name__, what)
@@ -131,6 +146,7 @@ class HandOver:
             "steps": _steps(trainer, loader, processes),
             "places": trained.places,
             "longest": trained.longest,
+            "row_tokens": trainer.args.max_length if packed else None,
         }
         held = trainer.eval_dataset
         if isinstance(held, Mapping):
@@ -138,7 +154,8 @@ class HandOver:
             held = next(iter(held.values()))
         if held is not None and trainer.args.eval_strategy != "no":
             loader = trainer.get_eval_dataloader(held)
-            evaluated = self._write_rows("eval", loader.dataset, loader.collate_fn)
+            held = Documents(loader.dataset) if Documents.LENGTHS in loader.dataset[0] else loader.dataset
+            evaluated = self._write_rows("eval", held, loader.collate_fn)
             facts["eval_rows"] = len(evaluated.places)
             facts["longest"] = max(facts["longest"], evaluated.longest)
         return facts

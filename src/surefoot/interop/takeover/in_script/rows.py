@@ -14,6 +14,7 @@ from .files import replacing
 NO_LABEL = -100
 _TRIED = 8  # rows that are collated twice
 PAIR = ("chosen", "rejected")
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # follow from position_ids
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 Found = tuple[dict[str, Any], str]
 """A record for surefoot, and what is wrong with it, "" for nothing."""
@@ -34,6 +35,33 @@ class Written:
         self.places: list[int] = []
         self.longest = self.empty = 0
         self.fault = ""
+
+
+class Documents:
+    """The texts of packed rows, one by one. TRL's packed rows have their lengths in `seq_lengths`."""
+
+    LENGTHS = "seq_lengths"
+
+    def __init__(self, rows: Any):
+        self._rows, self._places = rows, []
+        for place in range(len(rows)):
+            end = 0
+            for length in rows[place][self.LENGTHS]:
+                self._places.append((place, end, end + length))
+                end += length
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        place, start, end = self._places[number]
+        row = self._rows[place]
+        tokens = sum(row[self.LENGTHS])
+        part = {
+            name: value[start:end] if isinstance(value, list) and len(value) == tokens else value
+            for name, value in row.items()
+        }
+        return {**part, self.LENGTHS: [end - start]}
 
 
 def collated(rows: Any, collate: Collate, places: list[int]) -> Mapping[str, Any]:
@@ -137,11 +165,14 @@ def _row(batch: Mapping[str, Any], place: int, count: int, known: tuple[str, ...
         return {}, f"the collator returns no input_ids of {count} rows"
     ids = all_ids[place]
     for name, value in batch.items():
-        if name in ("input_ids", "attention_mask", *known) or value is None:
+        if name in ("input_ids", "attention_mask", *_BOUNDS, *known) or value is None:
             continue
         if name == "position_ids":
             if value[place] != list(range(len(ids))):
-                return {}, "holds several texts in one row (packing); leave packing off, surefoot packs exactly"
+                return (
+                    {},
+                    "holds several texts, and does not say where each ends; leave packing off, surefoot packs exactly",
+                )
         elif name == "token_type_ids":
             if any(value[place]):
                 return {}, "has token types"

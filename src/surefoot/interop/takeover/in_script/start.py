@@ -22,8 +22,10 @@ import inspect
 import json
 import random
 import runpy
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,11 +73,12 @@ class TakeOver:
             handed = HandOver(trainer, folder)
             handed.write(resume_from_checkpoint, self._processes)
         to_cpu(trainer.model, getattr(trainer, "ref_model", None))  # from here on the run needs the device
-        self._channel.send({"kind": "handed over", "folder": str(folder)})
-        while (message := self._channel.receive())["kind"] == "loss":
-            with _unchanged_draws():
-                found = handed.loss_of(message["rows"], message["dropped"])
-            self._channel.send({"kind": "loss", **found})
+        with _interrupted_by_surefoot():
+            self._channel.send({"kind": "handed over", "folder": str(folder)})
+            while (message := self._channel.receive())["kind"] == "loss":
+                with _unchanged_draws():
+                    found = handed.loss_of(message["rows"], message["dropped"])
+                self._channel.send({"kind": "loss", **found})
         return _finish(trainer, Path(message["run"]), message["steps"], message["loss"])
 
 
@@ -105,6 +108,20 @@ def _unchanged_draws() -> Iterator[None]:
         random.setstate(before[0])
         numpy.random.set_state(before[1])
         torch.set_rng_state(before[2])
+
+
+@contextmanager
+def _interrupted_by_surefoot() -> Iterator[None]:
+    """Ignore Ctrl-C, which a terminal sends to the script as well: the run stops after its step, and the connection is
+    then closed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):

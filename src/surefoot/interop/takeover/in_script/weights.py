@@ -99,6 +99,7 @@ def write_base(base: Any, folder: Path) -> tuple[bool, str]:
         base.save_pretrained(folder, state_dict=state)
     if scores(base):
         _as_language_model(folder / "config.json")
+    _restore_padding(folder / "config.json", base)
     if getattr(base, "generation_config", None) is not None:
         base.generation_config.save_pretrained(folder)
     return not same, ""
@@ -111,6 +112,14 @@ def _restore_quantisation(path: Path, source: Path) -> None:
     if "quantization_config" in own:
         config["quantization_config"] = own["quantization_config"]
     replace(path, json.dumps(config, indent=2))
+
+
+def _restore_padding(path: Path, base: Any) -> None:
+    """Let config.json name the PAD that the model was built with, whose embedding gets no gradient; TRL writes the
+    tokenizer's into the config afterwards."""
+    embedding, config = base.get_input_embeddings(), json.loads(path.read_text())
+    if hasattr(embedding, "padding_idx") and "pad_token_id" in config:
+        replace(path, json.dumps(config | {"pad_token_id": embedding.padding_idx}, indent=2))
 
 
 def _as_language_model(path: Path) -> None:
