@@ -1,21 +1,20 @@
-"""A pretend CUDA device, for runs of what nobody here has a GPU for.
+"""A simulated CUDA device, to run code for GPUs on machines without one.
 
     PYTHONPATH=tests python -m helpers.pretend_gpu surefoot train run.yaml
     make rehearsal                               # tests/rehearsal, and the tests that need a GPU
 
-torch's CPU build knows the device type "cuda" and has no kernels for it. A small extension (pretend_gpu.cpp) registers
-what is missing: memory, a fallback for every operator that runs the CPU's kernel, FlashAttention and the
-memory-efficient kernel by their CUDA names, generators, events. So code that asks `device.type == "cuda"` takes the
-branch that it takes on a GPU, and what a GPU refuses is refused:
+torch's CPU build knows the device type "cuda" but has no kernels for it. A small extension (pretend_gpu.cpp) registers
+what is missing: memory, a fallback that runs the CPU kernel of every operator, FlashAttention and the memory-efficient
+kernel under their CUDA names, generators, events. So code that checks `device.type == "cuda"` takes the same branch as
+on a GPU, and these errors of GPU code are raised:
 
-- operators on tensors of two devices, but for scalars and indices;
-- reading memory that was not written: fresh memory holds NaN;
-- reading a copy that does not block before somebody has waited for it: copies from and to pinned memory happen as late
-  as a GPU may do them.
+- operators on tensors of two devices, except scalars and indices;
+- reading uninitialized memory, which contains NaN;
+- reading the result of a non-blocking copy before waiting for it: copies from and to pinned memory happen as late as a
+  GPU may do them.
 
-It counts the places where the host waits for the device, and the bytes that are allocated, in blocks as CUDA's
-allocator hands them out. It has one stream, no NCCL and no Triton. It says nothing about speed, nor about the numbers
-of a GPU's kernels: they are the CPU's.
+It counts the places where the host waits for the device, and allocated bytes, in blocks like those of CUDA's allocator.
+It has one stream, no NCCL and no Triton. Speed and numerics are those of the CPU kernels, not of a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ BUILT = HERE.parents[2] / "build" / "pretend_gpu"
 
 
 def obstacle() -> str:
-    """Why the device cannot be built here; empty where it can."""
+    """Return why the device cannot be built here; empty if it can."""
     if torch.version.cuda:
         return "this torch has CUDA of its own"
     if not shutil.which("g++") or not (Path(sysconfig.get_path("include")) / "Python.h").exists():
@@ -45,7 +44,7 @@ def obstacle() -> str:
 
 
 def library() -> Path:
-    """The extension, compiled where this source and this torch have not been compiled together before (15 seconds)."""
+    """Return the extension; compiles it (15 seconds) unless this source was compiled with this torch before."""
     key = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
     found = BUILT / f"{key}.so"
     BUILT.mkdir(parents=True, exist_ok=True)
@@ -68,11 +67,11 @@ def _compile(target: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of a process, and its children, that see one GPU."""
+    """Return the environment with which a process and its children see one GPU."""
     paths = [str(HERE / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PRETEND_GPU_LIBRARY": str(library()), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def is_here() -> bool:
-    """Whether this process runs on it."""
+    """Whether this process runs on the simulated GPU."""
     return "PRETEND_GPU_LIBRARY" in os.environ and torch.cuda.is_available()

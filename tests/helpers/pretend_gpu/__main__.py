@@ -1,4 +1,4 @@
-"""python -m helpers.pretend_gpu COMMAND ...: run a command on the pretend GPU; where there can be none, say why."""
+"""python -m helpers.pretend_gpu COMMAND ...: run a command on the simulated GPU, or say why that is not possible."""
 
 import os
 import sys

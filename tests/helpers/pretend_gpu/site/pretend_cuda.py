@@ -1,4 +1,4 @@
-"""The functions of torch.cuda on the pretend GPU. They say what a CUDA build says on a machine with one H100."""
+"""The functions of torch.cuda for the simulated GPU; they answer like a CUDA build on a machine with one H100."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ CAPABILITY = (9, 0)  # an H100's: bf16, TF32, FlashAttention
 
 
 def device():
-    """The extension module, with the books of the device."""
+    """Return the extension module, which has the device's counts."""
     import sys
 
     if "pretend_gpu_device" not in sys.modules:
@@ -86,7 +86,7 @@ def _named(name, function):
 
 
 def pretend(cuda) -> None:
-    """Change the module torch.cuda."""
+    """Replace functions of the module torch.cuda."""
     import torch
 
     stream = Stream()
@@ -172,10 +172,10 @@ def pretend(cuda) -> None:
 
 
 class Waits:
-    """Context manager: where the host waited for the device inside it.
+    """Context manager that records where the host waits for the device.
 
-    seen: how often, by (why, place, step). place: the nearest function of surefoot on the stack, as FILE:FUNCTION, None
-    where there is none (a backward pass runs on a thread of its own). step: the optimizer step, None outside of steps.
+    seen: number of waits by (why, place, step). place: the nearest surefoot function on the stack, as FILE:FUNCTION;
+        None without one (the backward pass runs in its own thread). step: the optimizer step; None outside of steps.
     """
 
     def __enter__(self):

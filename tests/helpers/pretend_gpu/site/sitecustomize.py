@@ -1,7 +1,7 @@
-"""Python starts with this where a program runs on the pretend GPU: see helpers.pretend_gpu.
+"""Python runs this at start-up on the simulated GPU, see helpers.pretend_gpu.
 
-The device registers itself before torch is imported, as torch asks once which devices there are; when torch.cuda has
-been imported, its functions ask the pretend device.
+The device registers itself before torch is imported, because torch asks only once which devices exist. After torch.cuda
+is imported, its functions are replaced.
 """
 
 import importlib.abc
@@ -13,7 +13,7 @@ LIBRARY = os.environ.get("PRETEND_GPU_LIBRARY")
 
 
 class _AfterTorchCuda(importlib.abc.MetaPathFinder):
-    """Finds torch.cuda as everybody does, and changes it once it is there."""
+    """An import hook that replaces the functions of torch.cuda after it is loaded."""
 
     def find_spec(self, name, path, target=None):
         if name != "torch.cuda":
