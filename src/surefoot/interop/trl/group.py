@@ -26,10 +26,6 @@ _SERVER = "surefoot's server is plain `vllm serve`, see docs/grpo.md"
 _COLOCATED = "surefoot draws answers with the training model itself, unless grpo.engine: vllm names a server"
 
 
-def _without_zero(value: Any) -> Any:
-    return value or None
-
-
 def _dropped(value: bool) -> float | str:
     return 0.0 if value else "own"
 
