@@ -83,10 +83,16 @@ def server():
 
 
 @pytest.fixture(scope="session")
-def forked_python(tmp_path_factory):
-    """The path of a `python` whose calls are forks of a process that has torch and surefoot loaded."""
-    with served_python(tmp_path_factory.mktemp("served") / "python") as served:
-        yield str(served.program)
+def served(tmp_path_factory):
+    """A `python` whose calls are forks of a process that has torch and surefoot loaded, and an environment with it."""
+    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def forked_python(served):
+    """The path of that `python`."""
+    return str(served.program)
 
 
 @pytest.fixture(params=representatives(["forked", "typed"], "forked"))

@@ -15,7 +15,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from helpers import zoo
-from helpers.python_on_path import served_python
 from surefoot.evaluate.capture import compare_folders
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "bos_phi3.sh"
@@ -30,7 +29,7 @@ SAME_LOSS = 1e-6  # relative; the run's own evaluation and the command's batch t
 
 
 @pytest.fixture(scope="module")
-def walked(tmp_path_factory):
+def walked(tmp_path_factory, served):
     """The folder that the script leaves, over alpaca_en_demo.json where it is beside this checkout, else over records
     of our own. `said` in it is what it printed."""
     folder = tmp_path_factory.mktemp("walk")
@@ -39,14 +38,13 @@ def walked(tmp_path_factory):
     (folder / "own.json").write_text(json.dumps(OWN))
     data = SHARED if SHARED.is_file() else folder / "own.json"
     settings = ["duration=3 steps", "precision=fp32", "data.max_length=192", "batch.micro=8"]
-    with served_python(folder / "bin") as served:
-        done = subprocess.run(
-            ["bash", str(SCRIPT), "phi3", str(data), "out", *settings],
-            cwd=folder,
-            env=served.environment,
-            capture_output=True,
-            text=True,
-        )
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "phi3", str(data), "out", *settings],
+        cwd=folder,
+        env=served.environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (folder / "out" / "said").write_text(done.stdout)
     return folder / "out"

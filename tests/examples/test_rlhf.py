@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from helpers import zoo
-from helpers.python_on_path import served_python
 from helpers.tiers import representatives
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "rlhf.sh"
@@ -24,7 +23,7 @@ SMALL += ["adapter.rank=4", "adapter.alpha=8", "batch.size=4"]
 
 
 @pytest.fixture(scope="module", params=representatives(["llama3", "opt"], "llama3"))
-def walked(request, tmp_path_factory):
+def walked(request, tmp_path_factory, served):
     """The folder that the script leaves, over the real pairs where they lie beside this checkout. `said` in it is what
     it printed."""
     folder = tmp_path_factory.mktemp("rlhf")
@@ -36,14 +35,13 @@ def walked(request, tmp_path_factory):
     else:
         train.write_text(json.dumps(OWN[:18]), encoding="utf-8")
         evaluation.write_text(json.dumps(OWN[18:]), encoding="utf-8")
-    with served_python(folder / "bin") as served:
-        done = subprocess.run(
-            ["bash", str(SCRIPT), "base", str(train), str(evaluation), "out", *SMALL],
-            cwd=folder,
-            env=served.environment | {"ANSWER": "16"},
-            capture_output=True,
-            text=True,
-        )
+    done = subprocess.run(
+        ["bash", str(SCRIPT), "base", str(train), str(evaluation), "out", *SMALL],
+        cwd=folder,
+        env=served.environment | {"ANSWER": "16"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (folder / "out" / "said").write_text(done.stdout, encoding="utf-8")
     return folder / "out"

@@ -1,7 +1,7 @@
 """A `python` on PATH for scripts under test: every call is a fork of a process that has loaded torch and surefoot.
 
     with served_python(tmp_path / "python") as served:
-        subprocess.run([served.program, "-c", code])  # the fixture `forked_python` of all tests is `served.program`
+        subprocess.run([served.program, "-c", code])  # all tests have the fixtures `served` and `forked_python`
         served.write_scripts(folder)  # surefoot's scripts, with this python in their first line
         subprocess.run(["./finetune.py", "--help"], env=served.environment)
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.faults import prints_fault
-from helpers.python_on_path import Served, served_python
+from helpers.python_on_path import Served
 from helpers.tiers import representatives
 from interop.compat.seeds import SEEDS, blocks
 from surefoot.commands.main import main
@@ -49,12 +49,6 @@ SHORT_RLHF = (
 RECORDS = 40
 NAMES = {"facebook/opt-1.3b": "opt", "facebook/opt-350m": "opt350m", "meta-llama/Meta-Llama-3.1-8B": "llama"}
 LONGEST = 180  # seconds until a command counts as hanging
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
-        yield served
 
 
 @pytest.fixture(scope="module")

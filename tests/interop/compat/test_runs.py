@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from helpers import zoo
-from helpers.python_on_path import served_python
 
 RECORDS = [
     {"instruction": f"Is {n} even? Answer true or false.", "input": "", "output": f"the correct answer is {word}",
@@ -25,12 +24,6 @@ RECORDS = [
     for n, word in zip(range(16), ["true", "false"] * 8, strict=True)
 ]  # fmt: skip
 LONGEST = 180  # seconds until a command counts as hanging
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
-        yield served
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from helpers import zoo
 from helpers.faults import gives
-from helpers.python_on_path import served_python
 from helpers.tiers import representatives
 from interop.compat.seeds import FINETUNE, LLAMAFACTORY, SEEDS, added, blocks, of_kind, substituted
 from surefoot.commands.main import main
@@ -44,12 +43,6 @@ def names(tmp_path_factory):
         "phi3": str(folder / "phi3"),
         "commonsense": str(folder / "commonsense.json"),
     }
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with served_python(tmp_path_factory.mktemp("served") / "bin") as served:
-        yield served
 
 
 @pytest.fixture(scope="module")
