@@ -76,8 +76,8 @@ def from_command(command: Command, options: Options) -> Translation:
     if left[:1] != ["--config"] or len(left) < 2:
         raise command_error(f"tune run {recipe}", "has no config", "write --config FILE after the recipe")
     path, pairs = left[1], left[2:]
+    inside = path if path.endswith((".yaml", ".yml")) else f"recipes/configs/{path}.yaml"  # in its repository
     try:
-        inside = path if path.endswith((".yaml", ".yml")) else f"recipes/configs/{path}.yaml"  # in its repository
         text = options.read(inside)
     except InputError:
         if inside == path:
