@@ -28,13 +28,10 @@ GALLERY = Path(__file__).resolve().parents[1] / "golden" / "messages" / "train.t
 
 MISTAKES: dict[str, dict[str, str]] = {  # name -> changed keys of the config
     "unknown key": {"learning_rte": "1e-4"},
-    "name from another tool": {"lora_rank": "16"},
     "misspelt method": {"adapter": "", "adaptor": "{kind: lora}"},
     "word for a number": {"adapter": "{kind: lora, rank: eight}"},
     "quoted number": {"optim": "{lr: '1e-4'}"},
-    "not a number": {"optim": "{lr: .nan}"},
     "misspelt value": {"precision": "bf61"},
-    "length without unit": {"duration": "3"},
     "three tokens": {"data": "{train: train.jsonl, max_length: 3}"},
     "key given twice": {"seed": "1\nseed: 2"},
     "required key": {"output": ""},
