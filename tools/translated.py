@@ -204,8 +204,13 @@ def leaves(data: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     for step, value in data.items() if isinstance(data, dict) else enumerate(data):
         if isinstance(value, dict | list):
             yield from leaves(value, (*before, step))
-        elif value is not None and not (not before and isinstance(data, list) and str(value).startswith("-")):
+        elif value is not None and not (not before and isinstance(data, list) and _starts(step, value)):
             yield (*before, step)
+
+
+def _starts(place: int, word: Any) -> bool:
+    """Whether a word of a command is the program or a flag, and no value."""
+    return place == 0 or str(word).startswith("-")
 
 
 def another(value: Any) -> Any:

@@ -38,6 +38,15 @@ def test_rows_of_a_step_are_axolotls() -> None:
     assert refused(**words, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
 
 
+def test_batch_size_is_divided_into_passes() -> None:
+    """`normalize_config` (067b021): gradient_accumulation_steps = batch_size // micro_batch_size."""
+    words = {"batch_size": 8, "micro_batch_size": 3}
+    assert axolotl(**words).config["batch"] == {"size": 6, "micro": 3}
+    assert axolotl(**words, sample_packing=True).config["batch"] == {"size": 2, "row_tokens": 3 * 512}
+    assert refused(**words, gradient_accumulation_steps=2) == {"batch_size"}
+    assert refused(batch_size=2, micro_batch_size=3) == {"batch_size"}
+
+
 def cosine_with_floor(step: int, warmup: int, total: int, ratio: float) -> float:
     """Axolotl's `_get_cosine_schedule_with_min_lr_lambda` (067b021)."""
     if step < warmup:
@@ -139,6 +148,18 @@ def test_pictures_of_the_qwen_families() -> None:
     frozen = {"tower": "frozen", "projector": "frozen"}
     assert axolotl(**CHAT, **seeing, freeze_mm_modules=True).config["vision"] == frozen
     assert refused(**CHAT, chat_template="qwen2_vl") == {"datasets"}  # a text model
+
+
+def test_unfrozen_parts() -> None:
+    language = ["^model.language_model.*", "lm_head.*"]
+    assert outcome(axolotl(unfrozen_parameters=language), "unfrozen_parameters") == "carried"
+    assert outcome(axolotl(**LORA, unfrozen_parameters=["model.layers.3"]), "unfrozen_parameters") == "listed"
+    assert refused(unfrozen_parameters=["model.layers.2[0-9]+.mlp"]) == {"unfrozen_parameters"}
+
+
+def test_sizes_of_one_divide_nothing() -> None:
+    assert outcome(axolotl(dp_shard_size=1), "dp_shard_size") == "listed"
+    assert refused(tensor_parallel_size=2) == {"tensor_parallel_size"}
 
 
 def test_thoughts_and_loading_of_a_data_set_have_notes() -> None:

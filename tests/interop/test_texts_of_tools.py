@@ -82,6 +82,14 @@ def test_axolotls_templates_of_families(name):
     assert marked(*by_us(template, DIALOGUE, encoder, bos=bos == "on"), encoder) != WRITTEN[other]  # the twin
 
 
+def test_alpaca_chat_is_axolotls_prompter():
+    """`AlpacaPrompter` with PromptStyle.CHAT (067b021)."""
+    task = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    found = axolotl({"type": "alpaca:chat"})["data"]["template"]
+    ids, mask = by_us(found, SINGLE, encoder := golden_encoder(), encoding="parts")
+    assert marked(ids, mask, encoder) == f"<s>SYSTEM: {task}\nUSER: Name a bird.\nASSISTANT:⟦Heron.</s>⟧"
+
+
 def test_qwen_25_has_a_system_text_of_its_own():
     ids, mask = by_us(TEMPLATES["qwen_25"][0], SINGLE, encoder := golden_encoder(), bos=False)
     own = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."

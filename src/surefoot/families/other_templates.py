@@ -10,7 +10,7 @@ Axolotl's: chat_template alpaca and phi_3 of version 0.18; its chatml, llama3 an
 
 from __future__ import annotations
 
-from surefoot.families.template_row import ALONE, Dialogue
+from surefoot.families.template_row import ALONE, Dialogue, Prompt
 
 PREFIX = "llamafactory-"
 _TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -154,7 +154,21 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
 )
 
 
-AXOLOTL: tuple[Dialogue, ...] = (
+_TASK = (
+    "SYSTEM: Below is an instruction that describes a task{} "
+    "Write a response that appropriately completes the request.\n"
+)
+
+AXOLOTL: tuple[Dialogue | Prompt, ...] = (
+    Prompt(
+        name="axolotl-alpaca-chat",
+        about="Axolotl's data set type alpaca:chat: Alpaca's sentence, and USER and ASSISTANT in place of its headings",
+        header=_TASK.format("."),
+        header_input=_TASK.format(", paired with an input that provides further context."),
+        instruction="USER: {content}\n",
+        input="{content}\n",
+        response="ASSISTANT:",
+    ),
     Dialogue(
         name="axolotl-alpaca",
         about="Axolotl's chat template alpaca: its headings around every turn, and no sentence before them",

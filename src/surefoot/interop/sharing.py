@@ -262,6 +262,7 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
             inside.refuse(name, "surefoot does not train with XLA", "leave it out")
         elif name == "activation_checkpointing" and value:
             draft.set("gradient_checkpointing", "on", "fsdp_config")
+            draft.note("gradient_checkpointing", "carried", "fsdp_config turns it on as well")
             inside.carried(name, value, "gradient_checkpointing")
         elif name in _FSDP_READ[:2] and value and draft.facts.get("processes", 1) > 1:
             inside.carried(name, value, "parallel.offload")

@@ -135,6 +135,7 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
     "falcon_h1": ("chatml", "on"),
 }
 # Templates for one family of models -> what the names of its models have in common. Their own template is used.
+_ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
 _OF_A_FAMILY: Mapping[str, str] = {
     "qwen3": "qwen3", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
     "gemma4_unified": "gemma-4", "llama4": "llama-4",
@@ -245,9 +246,9 @@ class Sources:
                 self._refuse(number, "type", what, fix)
         elif self.stage is not None:
             self._compared(self.stage, number, given, source)
-        elif kind in ("alpaca", "alpaca:instruct"):
+        elif kind in _ALPACA:
             source["format"] = "alpaca"
-            self._conversations("alpaca")
+            self._conversations(_ALPACA[kind])
         elif kind in ("chat_template", "chat_template.default"):
             self.uses_turns = True
             self._turns(number, given, source)
@@ -259,7 +260,7 @@ class Sources:
                 source["columns"] = {"text": field}
             self.kinds.add("texts")
         else:
-            fix = "use alpaca, chat_template or completion"
+            fix = "use alpaca, alpaca:chat, chat_template or completion"
             self._refuse(number, "type", f"surefoot does not support the layout {shown(kind)} of Axolotl", fix)
 
     def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ from surefoot.interop.settings import (
 SAVED = 4  # number of checkpoints that Axolotl keeps by default
 
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
+_SIZES = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "dp_shard_size",
+          "dp_replicate_size", "expert_parallel_size")  # fmt: skip
+_WHOLE = "surefoot divides neither layers nor sequences, and shards over all ranks"
+_SHARDED = "leave it out; parallel.engine: fsdp2 shards the weights"
 _NOTHING = (False, 0, "", [], {})
 
 
@@ -72,6 +76,7 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_target_parameters", None, ("adapter.targets",)),
     joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text),
     joint("freeze_mm_modules", False, ("vision",), "tower and projector"),
+    joint("unfrozen_parameters", None, ("vision",), "all of the language model, or beside an adapter"),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template")),
@@ -106,6 +111,7 @@ _ROWS: tuple[Row, ...] = (
     # steps
     joint("micro_batch_size", 1, ("batch.micro", "batch.size")),
     joint("gradient_accumulation_steps", 1, ("batch.size",)),
+    joint("batch_size", None, ("batch.size",), "divided by micro_batch_size", type=whole),
     joint("num_epochs", 1.0, ("duration",)),
     joint("max_steps", None, ("duration",), type=whole),
     carried("learning_rate", None, "optim.lr", type=number),
@@ -234,15 +240,11 @@ _ROWS: tuple[Row, ...] = (
         "belongs to a training method that surefoot does not support",
         "leave it out",
         "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls "
-        "unfrozen_parameters lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
+        "lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
-    *_refused(
-        "surefoot configures this with parallel.engine",
-        "leave it out",
-        "tensor_parallel_size context_parallel_size sequence_parallel_degree dp_shard_size "
-        "dp_replicate_size use_ray deepcompile",
-    ),
+    *_refused("surefoot configures this with parallel.engine", "leave it out", "use_ray deepcompile"),
+    *(refused(name, None, _WHOLE, _SHARDED, same=(1,)) for name in _SIZES),
     *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
     *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
     *_refused(
@@ -254,7 +256,7 @@ _ROWS: tuple[Row, ...] = (
         "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
         "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
         "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "
-        "eval_sequence_len batch_size auto_find_batch_size batch_flattening "
+        "eval_sequence_len auto_find_batch_size batch_flattening "
         "sage_attention s2_attention fp8 embedding_lr embedding_lr_scale optim_args optim_target_modules "
         "lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_groups "
         "adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message fix_untrained_tokens "

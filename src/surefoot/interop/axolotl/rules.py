@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -198,16 +199,27 @@ _ROWS = "Axolotl fills the rows anew in every epoch; its rows also end at sample
 
 def _set_batch(draft: Draft) -> None:
     """Set the batch: with sample_packing the rows of a step, each of micro_batch_size x sequence_len tokens."""
-    if not draft["sample_packing"] or min(draft["micro_batch_size"], draft["gradient_accumulation_steps"]) < 1:
-        set_batch(draft, "micro_batch_size", "gradient_accumulation_steps")
-    elif draft.written("stage") not in ("sft", "pretrain"):
+    decides = "gradient_accumulation_steps"
+    micro, passes = draft["micro_batch_size"], draft[decides]
+    if draft["batch_size"] and draft.given(decides):
+        draft.refuse("batch_size", "gradient_accumulation_steps already sets it", "keep one")
+    elif draft["batch_size"] and micro > 0:
+        passes, decides = draft["batch_size"] // micro, "batch_size"
+    if not draft["sample_packing"] and decides != "batch_size":
+        set_batch(draft, "micro_batch_size", decides)
+    elif micro < 1 or passes < 1:
+        draft.refuse(decides, "a step needs at least one forward pass", "raise it")
+    elif draft["sample_packing"] and draft.written("stage") not in ("sft", "pretrain"):
         draft.refuse("sample_packing", "is for supervised training", "leave it out")
     else:
-        processes, passes = draft.facts.get("processes", 1), draft["gradient_accumulation_steps"]
+        processes, room = draft.facts.get("processes", 1), micro * draft["sequence_len"]
         why = f"times {processes} processes" if processes > 1 else ""
-        draft.set("batch.size", passes * processes, "gradient_accumulation_steps", why=why)
-        room = draft["micro_batch_size"] * draft["sequence_len"]
-        draft.set("batch.row_tokens", room, "sample_packing", "micro_batch_size", "sequence_len", why=_ROWS)
+        rows = 1 if draft["sample_packing"] else micro
+        draft.set("batch.size", passes * rows * processes, decides, why=why)
+        if draft["sample_packing"]:
+            draft.set("batch.row_tokens", room, "sample_packing", "micro_batch_size", "sequence_len", why=_ROWS)
+        else:
+            draft.set("batch.micro", micro, "micro_batch_size")
 
 
 def set_steps(draft: Draft) -> None:
@@ -405,6 +417,13 @@ def _set_model_config(draft: Draft) -> None:
 def set_sight(draft: Draft) -> None:
     """Set vision.*: with a processor, all weights include tower and projector, and an adapter leaves them frozen."""
     named, base = draft["processor_type"], str(draft["base_model"]).lower()
+    unfrozen = draft["unfrozen_parameters"] or []
+    if draft["adapter"] or not unfrozen:
+        draft.drop("the adapter alone trains" if draft["adapter"] else "is off or not set", "unfrozen_parameters")
+    elif other := [name for name in unfrozen if not _LANGUAGE.fullmatch(str(name))]:
+        draft.refuse("unfrozen_parameters", f"surefoot trains all of the language model, not {other[0]} alone", _PARTS)
+    else:
+        draft.note("unfrozen_parameters", "carried", "tower and projector stay frozen", "vision")
     if named is None:
         draft.drop("there is no processor", "freeze_mm_modules")
         return
@@ -413,11 +432,14 @@ def set_sight(draft: Draft) -> None:
         draft.refuse("processor_type", "surefoot trains with pictures for the Qwen families alone", fix)
         return
     draft.note("processor_type", "carried", "pictures are read by the model's own processor")
-    trained = not draft["adapter"] and not draft["freeze_mm_modules"]
+    trained = not (draft["adapter"] or draft["freeze_mm_modules"] or unfrozen)
     for part in ("tower", "projector"):
         draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
 
 
+# What names all of the language model, and nothing of tower and projector.
+_LANGUAGE = re.compile(r"\^?(model\.language_model|lm_head|embed_tokens)(\.\*|\.weight)?\$?")
+_PARTS = "train an adapter, or leave it out"
 _SEEING = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
 
 
