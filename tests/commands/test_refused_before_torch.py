@@ -27,6 +27,7 @@ CASES = {  # the place that is named, and the code; "" of what click refuses
     "evaluate loss BASE rows.json --out rows.json/x": ("rows.json/x: ", "SF-FILE-WRITE"),
     "evaluate reward BASE rows.json --max-length 99999": ("--max-length: ", "SF-DATA-LENGTH"),
     "evaluate reward BASE rows.json --out rows.json/x": ("rows.json/x: ", "SF-FILE-WRITE"),
+    "evaluate answers BASE rows.json": ("--config: ", "SF-USE-FLAG"),
     "evaluate norms BASE --data rows.json --template none": ("--template: ", "SF-DATA-TEMPLATE"),
     "evaluate norms BASE --out rows.json/x": ("rows.json/x: ", "SF-FILE-WRITE"),
     "evaluate harness BASE --tasks arc_easy --only adapter": ("--only: ", "SF-USE-FLAG"),
