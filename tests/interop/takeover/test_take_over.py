@@ -405,3 +405,26 @@ def test_a_launcher_runs_the_python_beside_it_and_no_other(tmp_path, monkeypatch
         python_words(words)
     (tmp_path / "python").touch(0o755)
     assert python_words(words) == [str(tmp_path / "python")]
+
+
+def test_a_tokenizer_that_the_collator_alone_has_is_taken(build, tmp_path):
+    trainer = build()
+    trainer.processing_class = None
+    taken, _ = handed(trainer, tmp_path / "taken")
+    assert refused(taken) == {}
+    assert AutoTokenizer.from_pretrained(taken.folder / "model").eos_token == trainer.data_collator.tokenizer.eos_token
+    collator = trainer.data_collator
+    trainer.data_collator = lambda rows: collator(rows)
+    trainer.model.config._name_or_path = ""  # twin: nor are there the files of the model
+    without, _ = handed(trainer, tmp_path / "without")
+    assert refused(without) == {"processing_class": False}
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("first", ["olora", "pissa", "orthogonal", False])
+def test_first_values_are_taken_however_they_were_found(build, tmp_path, first):
+    """OLoRA and PiSSA change the base as well, which is then stored."""
+    shape = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=first)
+    taken, over = handed(build(adapter=shape), tmp_path / "taken")
+    assert taken.record["saved"] is (first in ("olora", "pissa"))
+    proven(taken, over)

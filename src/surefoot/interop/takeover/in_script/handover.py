@@ -224,7 +224,8 @@ class HandOver:
 
     def _write_tokenizer(self, folder: Path, source: Path | None) -> None:
         trainer = self._trainer
-        tokenizer = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
+        holders = ((trainer, "processing_class"), (trainer, "tokenizer"), (trainer.data_collator, "tokenizer"))
+        tokenizer = next((found for one, name in holders if (found := getattr(one, name, None)) is not None), None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
             return

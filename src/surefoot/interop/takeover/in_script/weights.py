@@ -26,6 +26,7 @@ def source_of(base: Any) -> Path | None:
 
 
 HEAD_FILE = "value_head.safetensors"
+_FIRST_VALUES = {"eva_config", "corda_config", "lora_ga_config", "loftq_config"}
 _HEAD = "score."  # of transformers' sequence classifiers
 
 
@@ -150,18 +151,22 @@ def write_head(base: Any, folder: Path) -> None:
 
 
 def write_adapter(model: Any, folder: Path) -> dict[str, Any]:
-    """Write the adapter "default", without a head for scores, and return its config."""
+    """Write the adapter "default", without a head for scores, and return its config.
+
+    How its first values and the base's were found (PiSSA, OLoRA, EVA …) is left out: the values themselves are taken.
+    """
     from safetensors.torch import load_file, save_file
 
     model.save_pretrained(folder, selected_adapters=["default"])
     config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"init_lora_weights": True, **dict.fromkeys(_FIRST_VALUES & config.keys())}
     if scores(model.get_base_model()):
         path = folder / "adapter_model.safetensors"
         kept = {name: one for name, one in load_file(path).items() if f".{_HEAD}" not in name}
         save_file(kept, path, metadata={"format": "pt"})
         beside = [name for name in config["modules_to_save"] or [] if name not in ("score", "classifier")]
         config |= {"modules_to_save": beside or None, "task_type": "CAUSAL_LM"}
-        replace(folder / "adapter_config.json", json.dumps(config, indent=2))
+    replace(folder / "adapter_config.json", json.dumps(config, indent=2))
     return config
 
 
