@@ -185,6 +185,8 @@ TRL_DEFAULTS = {
     "orpo": {"learning_rate": 1e-6, "beta": 0.1, "max_length": 1024, "max_completion_length": None},
     "cpo": {"learning_rate": 1e-6, "beta": 0.1, "label_smoothing": 0.0, "loss_type": "sigmoid", "cpo_alpha": 1.0,
             "simpo_gamma": 0.5, "alpha": 0.0},
+    "gkd": {"learning_rate": 2e-5, "temperature": 0.9, "lmbda": 0.5, "beta": 0.5, "max_new_tokens": 128,
+            "teacher_model_name_or_path": None, "disable_dropout": True, "seq_kd": False, "max_length": 1024},
     "grpo": {"learning_rate": 1e-6, "disable_dropout": False, "num_generations": 8, "max_completion_length": 512,
              "steps_per_generation": None, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "beta": 0.0,
              "num_iterations": 1, "epsilon": 0.2, "epsilon_high": None, "importance_sampling_level": "token",

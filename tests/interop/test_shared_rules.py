@@ -33,7 +33,11 @@ def test_twin_a_pattern_is_no_name(pattern):
     with pytest.raises(ValueError):
         module_names(pattern)
     words = ["--model_name_or_path", "m", "--dataset_name", "d", "--use_peft", "--lora_target_modules", pattern]
-    assert refused_settings(lambda: translate_command(["trl", "sft", *words], Options())) == ["lora_target_modules"]
+    found = translate_command(["trl", "sft", *words], Options())
+    assert found.config["adapter"]["targets"] == [f"re:{pattern}"]  # TRL makes a text of a list of one
+    assert refused_settings(lambda: translate_command(["trl", "sft", *words, "x"], Options())) == [
+        "lora_target_modules"
+    ]
     axolotl = (
         "base_model: m\ndatasets: [{path: d, type: alpaca}]\nadapter: lora\nlora_r: 8\nlora_alpha: 8\n"
         "learning_rate: 1e-4\nlora_target_modules: "

@@ -22,10 +22,6 @@ from surefoot.planning.disk import LEAST_KEPT
 Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # given value -> checked value; ValueError says what was expected
 
-# Other tools count a batch in packed rows of several examples. surefoot's data.packing leaves the steps unchanged.
-PACKED = "batch sizes count packed rows there and examples here, so the steps would differ"
-UNPACKED = "leave it out and give the batch size in examples; data.packing packs when that is faster"
-
 ALL_POSITIONS = "model"  # data.max_length for a tool that truncates nothing
 NO_LIMIT = "no limit there; examples longer than the model's positions are truncated here"
 

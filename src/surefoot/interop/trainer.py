@@ -166,7 +166,7 @@ def set_evaluation(draft: Draft) -> None:
     else:
         draft.set("eval_every", None, "eval_strategy", why="" if draft["do_eval"] else "evaluates once, at the end")
         draft.drop("eval_strategy is no", "eval_steps")
-    draft.note("do_eval", "carried", "", "data.eval")
+    draft.note("do_eval", "carried", "evaluation data are always evaluated at the end", "data.eval")
     _set_best(draft)
 
 

@@ -30,11 +30,11 @@ from surefoot.interop.settings import (
     text,
     truth,
 )
-from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, set_rows, targets_or_pattern
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
-from surefoot.interop.trl.data import HANDBOOK, set_data
+from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, set_data
 from surefoot.interop.trl.group import GROUP_ALIASES
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
@@ -72,7 +72,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("lora_r", 16, ("adapter.rank",)),
     joint("lora_alpha", 32, ("adapter.alpha",), type=number),
     joint("lora_dropout", 0.05, ("adapter.dropout",)),
-    joint("lora_target_modules", None, ("adapter.targets",), type=module_names),
+    joint("lora_target_modules", None, ("adapter.targets",), type=targets_or_pattern),
     joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
     refused("lora_target_parameters", None, "adapter.targets names experts", "leave it out: all-linear has them"),
     refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
@@ -100,7 +100,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("dataset_text_field", "text", ("data.train",), type=text),
     joint("dataset_kwargs", None, (), "TRL reads only skip_prepare_dataset, which is refused", type=settings.group),
     listed("dataset_num_proc", None, "affects speed only, not results"),
-    refused("eos_token", None, "surefoot uses the tokenizer's EOS", "change the tokenizer's files"),
+    OWN_EOS,
     carried("pad_token", None, "tokenizer.pad", type=text),
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
     refused("truncation_mode", "keep_start", "surefoot truncates at the end", "leave it out"),
@@ -150,16 +150,17 @@ def set_length(draft: Draft) -> None:
     draft.set("data.max_length", limit, "max_length", why=NO_LIMIT if limit == ALL_POSITIONS else "")
 
 
-_BEST_FIT = "TRL gives each example, longest first, to the fullest row with room, which may save a few rows"
+_BEST_FIT = "TRL fills rows with the longest examples first, which may save a few rows"
+_WHOLE = ("bfd", "ffd")  # ffd: of older versions
 
 
 def set_packing(draft: Draft) -> None:
     """Set batch.row_tokens: with packing, TRL's batches count rows of max_length. Runs after batch.size is written."""
     if not draft["packing"]:
         draft.drop("nothing is packed", "packing", "packing_strategy")
-    elif draft["packing_strategy"] != "bfd":
-        what = f"{draft['packing_strategy']} cuts examples into several rows, and surefoot keeps them whole"
-        draft.refuse("packing_strategy", what, "leave it out")
+    elif draft["packing_strategy"] not in _WHOLE:
+        what = f"surefoot's rows have whole examples, and TRL's strategy {draft['packing_strategy']} cuts them"
+        draft.refuse("packing_strategy", what, f"use one of {', '.join(_WHOLE)}")
     elif not isinstance(draft["max_length"], int):
         draft.refuse("packing", "needs a length of the rows", "set max_length")
     else:
@@ -197,7 +198,7 @@ def set_adapter(draft: Draft) -> None:
 
 def set_targets(draft: Draft, name: str) -> None:
     named = draft[name]
-    if named is None:
+    if not named:
         set_default_targets(draft, name)
     else:
         draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, name)
@@ -352,6 +353,8 @@ def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
     """Return the verbs of `trl VERB --config path` that a file could be for, judged by its settings, its name or
     folder, and the first record of the data."""
     known = {"sft": set(ROWS)} | {name: set(rows_of(name, OWN_ROWS)) for name in METHODS}
+    if not any(word.name == "teacher_model_name_or_path" for word in words):
+        del known["gkd"]  # whose other settings are those of sft
     given = {ALIASES.get(word.name, word.name) for word in words} & set().union(*known.values())
     fitting = [name for name, rows in known.items() if given <= rows]
     if not fitting or len(fitting) == 1:

@@ -15,8 +15,9 @@ from surefoot.config.dump import shown
 from surefoot.families.templates import BY_RECORD, OWN
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.settings import Refusal, Row, group, joint, text
+from surefoot.interop.settings import Refusal, Row, carried, group, joint, text
 from surefoot.interop.shared_rules import parse_split
+from surefoot.interop.translation import Note
 
 Layout = Literal[
     "text", "pairs", "completions", "turns"
@@ -33,6 +34,7 @@ _KEYS = {  # of an entry; alignment-handbook's names -> TRL's
     "datasets": {name: name for name in ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")},
     "dataset_mixture": {"id": "path", "config": "name", "split": "split", "columns": "columns", "weight": "weight"},
 }
+OWN_EOS = carried("eos_token", None, "tokenizer.eos", None, "checked: with another EOS the run is refused", type=text)
 # Settings that alignment-handbook's scripts add to TRL's.
 HANDBOOK: tuple[Row, ...] = (
     joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group),
@@ -116,6 +118,11 @@ def _entries(draft: Draft, setting: str) -> list[dict[str, Any]]:
     if setting == "dataset_mixture":
         for key in held.keys() - {"datasets", "seed", "test_split_size"}:
             draft.refuse(setting, f"{key}: unknown setting of alignment-handbook")
+        if "seed" in held:
+            shown_seed = f"{setting}.seed: {shown(held['seed'])}"
+            draft.add_note(
+                Note(shown_seed, "listed", (), "order and samples follow surefoot's seed", draft.where(setting))
+            )
         held = held.get("datasets")
     first = next(iter(known))
     if not isinstance(held, list) or not all(isinstance(entry, dict) and entry.get(first) for entry in held):

@@ -1,6 +1,7 @@
-"""Translate TRL's other methods: `trl dpo`, `kto`, `reward`, `grpo`, `rloo`, and the scripts for ORPO and CPO (SimPO).
+"""Translate TRL's other methods: `trl dpo`, `kto`, `reward`, `grpo`, `rloo`, and the scripts for ORPO, CPO and GKD.
 
-Facts: the dataclasses of TRL 1.16 (the experimental ones for ORPO and CPO). tests/equality compares losses with TRL's.
+Facts: the dataclasses of TRL 1.16 (the experimental ones for ORPO, CPO and GKD). tests/equality compares losses with
+TRL's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from surefoot.interop.settings import (
     text,
     whole,
 )
-from surefoot.interop.trl.data import HANDBOOK, selected_columns, set_sources, set_template, template_settings
+from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, selected_columns, set_sources, set_template, template_settings
 from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
 
 _SYNCED = "surefoot's reference model never changes"
@@ -91,7 +92,8 @@ _REWARD: tuple[Row, ...] = (
     carried("learning_rate", 1e-4, "optim.lr"),
     carried("center_rewards_coefficient", None, "reward.center", type=number),
     joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
-    refused("eos_token", None, "surefoot uses the tokenizer's EOS", "change the tokenizer's files"),
+    listed("lora_task_type", "CAUSAL_LM", "the value head always trains beside the adapter"),
+    OWN_EOS,
 )
 _ORPO: tuple[Row, ...] = (*_ALL, _RATE, *_OLDER, carried("beta", 0.1, "alignment.beta"))
 _CPO: tuple[Row, ...] = (
@@ -104,6 +106,22 @@ _CPO: tuple[Row, ...] = (
     joint("cpo_alpha", 1.0, ("alignment.sft",)),
     joint("simpo_gamma", 0.5, ("alignment.margin",), "loss_type: simpo only"),
     refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
+)
+_COLLATOR = "GKD's collator does not read it"
+_GKD: tuple[Row, ...] = (
+    *_ALL,
+    carried("learning_rate", 2e-5, "optim.lr"),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    joint("teacher_model_name_or_path", None, ("distill.teacher",), type=text),
+    refused("teacher_model_init_kwargs", None, "surefoot passes no extra arguments when loading", _LEAVE, same=({},)),
+    joint("lmbda", 0.5, ("distill.on_policy",)),
+    carried("beta", 0.5, "distill.beta"),
+    joint("temperature", 0.9, ("distill.sampling_temperature",)),
+    joint("max_new_tokens", 128, ("distill.max_new_tokens",)),
+    refused("seq_kd", False, "surefoot's teacher draws no answers", "draw them first: surefoot generate"),
+    *all_listed(_COLLATOR, dataset_text_field="text", dataset_kwargs=None, shuffle_dataset=False, packing=False),
+    *all_listed(_COLLATOR, packing_strategy="bfd", eval_packing=None, completion_only_loss=None),
+    *all_listed(_COLLATOR, assistant_only_loss=False),
 )
 
 
@@ -183,6 +201,27 @@ def _nothing(draft: Draft) -> None:
     pass
 
 
+_LAST = "GKD learns the last message and what the template writes behind its end, which is not learned here"
+
+
+def _set_gkd(draft: Draft) -> None:
+    teacher = draft["teacher_model_name_or_path"]
+    if teacher is None:
+        draft.refuse("teacher_model_name_or_path", "is required: a model does not learn from itself", "name a model")
+        return
+    draft.set("distill.teacher", teacher, "teacher_model_name_or_path")
+    draft.set(
+        "distill.on_policy", draft["lmbda"], "lmbda", why="drawn for each example; GKD draws for each micro-batch"
+    )
+    if draft["lmbda"]:
+        draft.set("distill.sampling_temperature", draft["temperature"], "temperature")
+        draft.set("distill.max_new_tokens", draft["max_new_tokens"], "max_new_tokens")
+    else:
+        draft.drop("the student draws no answers", "temperature", "max_new_tokens")
+    draft.set("data.train_on", "last", why=_LAST)
+    draft.assume("the mean of a step", "over its tokens; GKD averages the means of micro-batches", "batch.size")
+
+
 @dataclass(frozen=True)
 class Method:
     """One of TRL's trainers.
@@ -203,6 +242,7 @@ METHODS: Mapping[str, Method] = {
     "reward": Method("reward", _REWARD, _set_reward),
     "orpo": Method("dpo", _ORPO, _set_orpo),
     "cpo": Method("dpo", _CPO, _set_cpo),
+    "gkd": Method("distill", _GKD, _set_gkd),
     "grpo": Method("grpo", GRPO_ROWS, set_grpo),
     "rloo": Method("grpo", RLOO_ROWS, set_rloo),
 }
