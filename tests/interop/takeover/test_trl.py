@@ -215,6 +215,15 @@ def test_another_reference_model_is_taken(build, base, tmp_path, adapted):
         proven(own, over)
 
 
+def test_for_kto_another_reference_model_is_refused(build, base, tmp_path):
+    """Its KL term pairs prompts with other answers than surefoot's, and is not 0 at first."""
+    other = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        other.lm_head.weight.mul_(2)
+    taken, _ = handed(build("kto", ref_model=other), tmp_path / "taken")
+    assert refused(taken) == {"ref_model": False}
+
+
 def test_a_second_copy_of_the_base_is_not_another_reference(build, base, tmp_path):
     same = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     taken, _ = handed(build("dpo", ref_model=same), tmp_path / "taken")

@@ -20,6 +20,7 @@ from .rows import (
     Documents,
     Written,
     collated,
+    is_packed,
     is_random,
     judged_of,
     pair_of,
@@ -134,8 +135,7 @@ class HandOver:
         if not hasattr(self._rows, "__len__"):
             self._refuse("train_dataset", "is a stream, whose rows cannot be counted", "load the data set whole")
             return {}
-        packed = Documents.LENGTHS in self._rows[0]
-        if packed:
+        if packed := is_packed(self._rows):
             self._rows = Documents(self._rows)
         if is_random(self._rows, self._collate):
             what = "draws at random: the same row gives other tokens or labels"
@@ -154,7 +154,7 @@ class HandOver:
             held = next(iter(held.values()))
         if held is not None and trainer.args.eval_strategy != "no":
             loader = trainer.get_eval_dataloader(held)
-            held = Documents(loader.dataset) if Documents.LENGTHS in loader.dataset[0] else loader.dataset
+            held = Documents(loader.dataset) if is_packed(loader.dataset) else loader.dataset
             evaluated = self._write_rows("eval", held, loader.collate_fn)
             facts["eval_rows"] = len(evaluated.places)
             facts["longest"] = max(facts["longest"], evaluated.longest)

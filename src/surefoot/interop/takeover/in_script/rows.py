@@ -37,16 +37,21 @@ class Written:
         self.fault = ""
 
 
-class Documents:
-    """The texts of packed rows, one by one. TRL's packed rows have their lengths in `seq_lengths`."""
+_LENGTHS = "seq_lengths"  # of the texts in a packed row of TRL
 
-    LENGTHS = "seq_lengths"
+
+def is_packed(rows: Any) -> bool:
+    return len(rows) > 0 and isinstance(rows[0], Mapping) and _LENGTHS in rows[0]
+
+
+class Documents:
+    """The texts of packed rows, one by one."""
 
     def __init__(self, rows: Any):
         self._rows, self._places = rows, []
         for place in range(len(rows)):
             end = 0
-            for length in rows[place][self.LENGTHS]:
+            for length in rows[place][_LENGTHS]:
                 self._places.append((place, end, end + length))
                 end += length
 
@@ -56,12 +61,12 @@ class Documents:
     def __getitem__(self, number: int) -> dict[str, Any]:
         place, start, end = self._places[number]
         row = self._rows[place]
-        tokens = sum(row[self.LENGTHS])
+        tokens = sum(row[_LENGTHS])
         part = {
             name: value[start:end] if isinstance(value, list) and len(value) == tokens else value
             for name, value in row.items()
         }
-        return {**part, self.LENGTHS: [end - start]}
+        return {**part, _LENGTHS: [end - start]}
 
 
 def collated(rows: Any, collate: Collate, places: list[int]) -> Mapping[str, Any]:
