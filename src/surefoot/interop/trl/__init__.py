@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from surefoot.interop import launchers, settings, trainer
+from surefoot.interop import settings, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import Command, FirstRecord, Options, inherited, started
+from surefoot.interop.launch import Command, FirstRecord, Options, inherited
 from surefoot.interop.settings import (
     ALL_POSITIONS,
     NO_LIMIT,
@@ -36,6 +35,7 @@ from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, set_data
 from surefoot.interop.trl.group import GROUP_ALIASES
+from surefoot.interop.trl.launch import launched, starts
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
@@ -49,19 +49,6 @@ _MODULE = "trl.scripts."
 _KERNELS = "affects speed only; surefoot chooses its own kernels"
 _STREAM = "surefoot reads a dataset whole, or its first max_samples records"
 _LOSS = "surefoot's loss is the negative log-likelihood"
-_PROFILE = "accelerate_config"
-# TRL's own accelerate profiles: how they shard. Each asks for eight processes in bf16.
-_EIGHT = {"num_processes": 8, "mixed_precision": "bf16"}
-_PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "single_gpu": {"distributed_type": "NO"},
-    "multi_gpu": {"distributed_type": "MULTI_GPU"},
-    "fsdp1": {"distributed_type": "FSDP"},
-    "fsdp2": {"distributed_type": "FSDP"},
-    "zero1": {"distributed_type": "DEEPSPEED", "zero_stage": 1},
-    "zero2": {"distributed_type": "DEEPSPEED", "zero_stage": 2},
-    "zero3": {"distributed_type": "DEEPSPEED", "zero_stage": 3},
-}
-
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
@@ -341,9 +328,9 @@ def _translated(
     words = [word for word in words if word.name != "env"]
     notes: tuple[Note, ...] = ()
     if launches:
-        of_the_launch = [word for word in words if _starts(word, dialect.rows)]
-        words = [word for word in words if not _starts(word, dialect.rows)]
-        command, notes = _launched(of_the_launch, command, options)
+        of_the_launch = [word for word in words if starts(word, dialect.rows)]
+        words = [word for word in words if not starts(word, dialect.rows)]
+        command, notes = launched(of_the_launch, command, options)
     found = Draft(dialect, words, command, options).finish("train")
     found = in_processes(found, command.processes, command.engine)
     return replace(found, notes=(*notes, *found.notes))
@@ -380,42 +367,6 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
     if not isinstance(word.value, dict):
         raise setting_error(word.where, "env: expected names with their values", "write env: {NAME: value}")
     return {str(name): str(value) for name, value in word.value.items()}
-
-
-def _starts(word: Word, rows: Mapping[str, Row]) -> bool:
-    """Whether TRL passes a setting on to accelerate."""
-    return word.name == _PROFILE or (word.name in launchers.ACCELERATE.with_value and word.name not in rows)
-
-
-def _launched(words: Sequence[Word], command: Command, options: Options) -> tuple[Command, tuple[Note, ...]]:
-    """Return the command as accelerate starts it, and a note on each setting. Raises InputError for several machines,
-    for an unknown profile, and for what surefoot does not support."""
-    settled: dict[str, Any] = {}
-    for word in (word for word in words if word.name == _PROFILE):
-        path = str(word.value)
-        if path in _PROFILES:
-            settled |= {**_EIGHT, **_PROFILES[path]}
-        elif path.endswith((".yaml", ".yml", ".json")):
-            settled |= launchers.read_file(path, options.read(path))[0]
-        else:
-            raise setting_error(
-                word.where, f"TRL has no profile {path}", f"choose from {', '.join(_PROFILES)}, or a file"
-            )
-    for word in (word for word in words if word.name != _PROFILE):
-        launchers.check(word.name, word.value, word.where)
-        settled[word.name] = word.value
-    command = started(command, launchers.ACCELERATE, settled, command.environment, options)
-    facts = {name: value for name, value in command.facts.items() if value not in (None, "no", False)}
-    command = replace(command, facts={**facts, "processes": command.processes})
-    return command, tuple(_launch_note(word, several=command.processes > 1) for word in words)
-
-
-def _launch_note(word: Word, *, several: bool) -> Note:
-    if word.name not in ("num_processes", _PROFILE):
-        return Note(word.shown, "listed", (), launchers.reason_of(word.name), word.where)
-    if not several:
-        return Note(word.shown, "listed", (), "one process holds everything", word.where)
-    return Note(word.shown, "carried", ("parallel.engine", "parallel.nproc"), "", word.where)
 
 
 TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, log=lambda translation: ToolLog(row=trainer_row))
