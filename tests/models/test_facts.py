@@ -9,13 +9,15 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import BertConfig, BertLMHeadModel, Gemma3nConfig
 
-from helpers.architectures import LLAMA, build, window_of
+from helpers.architectures import LLAMA, TINY, build, window_of
 from helpers.faults import raises_fault
-from helpers.model_layouts import run_config
+from helpers.model_layouts import model_facts, run_config
+from helpers.wrappers import WRAPPERS
 from surefoot.data.batching.batch import IGNORE, Example, collate
+from surefoot.families import model_facts as of_config
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify
-from surefoot.models.facts import facts_of
+from surefoot.models.facts import facts_of, module_tree
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.verify import verify_head
 from surefoot.planning.adapter import plan_adapter
@@ -49,6 +51,24 @@ def config(request):
 def facts(folder, config):
     (folder / "config.json").write_text(json.dumps(config))
     return facts_of(folder)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_norms_of_a_layer_are_those_of_a_familys_row(tmp_path, name):
+    row = model_facts(tmp_path, TINY[name])
+    read = of_config.read_model_facts(tmp_path, module_tree(tmp_path))
+    assert row.structure is not None
+    assert read.structure is None
+    assert sorted(read.norms) == sorted(row.norms)
+
+
+def test_norms_of_a_wrapped_model_are_those_of_its_language_model(tmp_path, monkeypatch):
+    text, eye, others = WRAPPERS["gemma3"]
+    found = {"model_type": "gemma3", "text_config": text, "vision_config": eye, **others}
+    expected = ["hidden"] * 4 + ["key_value", "query"]
+    assert sorted(facts(tmp_path, found).norms) == expected
+    monkeypatch.setattr(of_config, "_QK_NORMS", {})  # twin
+    assert sorted(facts(tmp_path, found).norms) != expected
 
 
 def test_names_and_counts_are_the_models(tmp_path, config):

@@ -150,6 +150,18 @@ class TestMeasured:
         assert summary(plan) == ("sdpa", ("math",), "math")
         assert plan.implementation.source == "user"
 
+    def test_what_keeps_all_scores_does_not_win_where_a_vision_tower_takes_it_too(self):
+        trials = [trial("flash", 3.0), trial("eager", 1.0), trial("math", 1.5)]
+        assert summary(decide(trials=trials, pictures=True)[0]) == ("sdpa", ("flash", "math"), "flash")
+        assert decide(trials=trials)[0].expected.value == "eager"  # twin: of texts alone it does
+        faster = [trial("flash", 3.0), trial("cudnn", 1.0)]
+        plan, _ = decide(hardware=H100, compute="bf16", trials=faster, pictures=True)
+        assert plan.expected.value == "cudnn"
+
+    def test_it_still_stands_in_for_a_kernel_that_failed(self):
+        trials = [trial("flash", failure="the output is not finite"), trial("math", 9.0)]
+        assert decide(trials=trials, pictures=True)[0].expected.value == "math"
+
     def test_cudnn_may_win_where_it_passed(self):
         plan, _ = decide(hardware=H100, compute="bf16", trials=[trial("flash", 3.0), trial("cudnn", 2.0)])
         assert summary(plan) == ("sdpa", ("cudnn", "math"), "cudnn")

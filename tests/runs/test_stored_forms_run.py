@@ -13,11 +13,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers.stored_forms import in_awq, in_gptq, in_packed
-from helpers.trained_runs import heron_folder, heron_trained
+from helpers.trained_runs import heron_folder, heron_train, heron_trained
 from helpers.wrappers import wrapper
 from helpers.zoo_modern import MODERN
 
+# Plain weights stay in the mapped file and begin elsewhere in a line of the cache, where some products add otherwise.
+FP32 = 1e-6
 LORA = {"kind": "lora", "rank": 4}
+DORA = {"kind": "dora", "rank": 4, "dropout": 0.1}
+# Of a base: what makes it, and what stores it. Experts have no DoRA.
+BASES = {
+    "gptq": (None, in_gptq, DORA),
+    "awq": (MODERN["qwen3_moe"], in_awq, LORA),
+    "packed": (partial(wrapper, "qwen2_5_vl"), in_packed, DORA),
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +72,22 @@ def test_another_number_in_the_files_is_another_run(world, tmp_path):
     assert any(not torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize(
-    ("write", "make"),
-    [(in_awq, MODERN["qwen3_moe"]), (in_packed, partial(wrapper, "qwen2_5_vl"))],
-    ids=["awq", "packed"],
-)
-def test_so_are_runs_over_awq_and_compressed_tensors(tmp_path, write, make):
+def stored(form, tmp_path):
+    """A folder with `base` in this form and `plain`, and the adapter to train over them."""
+    make, write, adapter = BASES[form]
+    folder = heron_folder(tmp_path)
+    if make is not None:
+        shutil.rmtree(folder / "base")
+        make(folder / "base")
+    write(folder / "base", folder / "plain")
+    return folder, adapter
+
+
+@pytest.mark.parametrize("form", ["awq", "packed"])
+def test_so_are_runs_over_awq_and_compressed_tensors(tmp_path, form):
     """Over experts that are stored one by one, and in a wrapper: an adapter merged into the model. The order of the
     numbers is written in the helper, apart from the decoder's."""
-    folder = heron_folder(tmp_path)
-    shutil.rmtree(folder / "base")
-    make(folder / "base")
-    write(folder / "base", folder / "plain")
+    folder, _ = stored(form, tmp_path)
     settings = {"adapter": LORA | {"publish": "merged"}, "duration": "2 steps", "precision": "fp32"}
     heron_trained(folder, "run", **settings)
     heron_trained(folder, "run-plain", model=str(folder / "plain"), **settings)
@@ -82,3 +95,33 @@ def test_so_are_runs_over_awq_and_compressed_tensors(tmp_path, write, make):
     assert ours.keys() == twin.keys()
     assert all(torch.equal(ours[key], twin[key]) for key in ours)
     assert "quantization_config" not in json.loads((folder / "run" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("form", BASES)
+def test_killed_and_resumed_it_is_the_uninterrupted_run_and_that_over_plain_numbers(tmp_path, form):
+    """DoRA reads the norms of the decoded weights."""
+    folder, adapter = stored(form, tmp_path)
+    settings = {"adapter": adapter, "duration": "4 steps", "precision": "fp32"}
+    settings |= {"checkpoint": {"every": "2 steps", "best": "none"}}
+    heron_trained(folder, "whole", **settings)
+    heron_trained(folder, "plainly", model=str(folder / "plain"), **settings)
+    shutil.copytree(folder / "whole", folder / "half")
+    shutil.rmtree(folder / "half/checkpoint-4")
+    (folder / "half/MANIFEST.json").unlink()
+    shutil.copytree(folder / "half", folder / "other")
+    heron_trained(folder, "half", "--resume", **settings)
+    for file in ("adapter_model", "optimizer"):
+        whole, half = (load_file(folder / name / f"checkpoint-4/{file}.safetensors") for name in ("whole", "half"))
+        assert whole.keys() == half.keys()
+        assert all(torch.equal(whole[key], half[key]) for key in whole)
+    ours, plain = (load_file(folder / name / "adapter_model.safetensors") for name in ("whole", "plainly"))
+    assert ours.keys() == plain.keys()
+    assert all(torch.allclose(ours[key], plain[key], rtol=0, atol=FP32) for key in ours)
+    assert any("magnitude" in name for name in ours) == (adapter is DORA)
+    # Twin: over other numbers under the same names there is nothing to go on with.
+    tensors = load_file(folder / "base/model.safetensors")
+    next(one for name, one in sorted(tensors.items()) if name.endswith(("qweight", "weight_packed")))[0] += 1
+    save_file(tensors, folder / "base/model.safetensors", metadata={"format": "pt"})
+    result = heron_train(folder, "other", "--resume", **settings)
+    assert result.exit_code != 0
+    assert "SF-RESUME" in result.output

@@ -6,6 +6,7 @@ family's structure, the caller passes the module tree of the model built without
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -237,7 +238,33 @@ def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts
         tree.modules if tree else tuple(_expand(family.structure, facts, keys)) if family and family.structure else ()
     )
     form = stored_form(values.get("quantization_config"))
-    return replace(facts, modules=modules, bos_scale=read_bos_scale(folder), stored_form=form)
+    norms = _layer_norms(facts, tree) if tree else facts.norms
+    return replace(facts, modules=modules, norms=norms, bos_scale=read_bos_scale(folder), stored_form=form)
+
+
+# Norms of queries and keys, by their names; those inside latent attention are narrower and have others.
+_QK_NORMS: Mapping[str, Dimension] = {
+    "q_norm": "query",
+    "q_layernorm": "query",
+    "query_layernorm": "query",
+    "k_norm": "key_value",
+    "k_layernorm": "key_value",
+    "key_layernorm": "key_value",
+}
+
+
+def _layer_norms(facts: ModelFacts, tree: ModuleTree) -> tuple[Dimension, ...]:
+    """Inputs of the norms of an average layer."""
+    count: Counter[Dimension] = Counter()
+    for module in tree.modules:
+        name = module.name.rpartition(".")[2]
+        if module.in_layer and name in _QK_NORMS:
+            count[_QK_NORMS[name]] += 1
+        elif module.in_layer and "norm" in name and module.parameters in (facts.hidden, 2 * facts.hidden):
+            count["hidden"] += 1
+    if "hidden" not in count:  # norms without weights are no modules of the tree
+        count["hidden"] = 2 * facts.layers
+    return tuple(one for one, number in count.items() for _ in range(round(number / facts.layers)))
 
 
 def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> ModelFacts:
@@ -268,7 +295,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         embedding_width=keys.positive("word_embed_proj_dim", default=hidden),
         gated=_gated(structure, tree),
         activation=str(keys.get("hidden_act") or ""),
-        norms=tuple(norm.over for norm in structure.layer_norms) if structure else ("hidden", "hidden"),
+        norms=tuple(norm.over for norm in structure.layer_norms) if structure else (),
         layer_norm=any(norm.bias for norm in structure.layer_norms) if structure else False,
         fused_rotary=_fused_rotary(structure),
         window=_window(keys, family),

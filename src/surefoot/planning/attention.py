@@ -91,6 +91,7 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
 # Minimum speed-up of a form over the default: it makes a step that spends half of its time on attention faster by a
 # fifth. A smaller lead could be reversed at the next start of the same run.
 _GAIN = 1.5
+_KEEP_SCORES = ("math", "eager")  # of all pairs of tokens, for the backward pass
 NONE = "none"  # the kernel of a model without attention
 EAGER_ROUNDS = "attention: eager rounds"  # start of a caution that doctor reports elsewhere
 _FIRST = "the first of them that torch can use here"
@@ -109,6 +110,7 @@ def plan_attention(
     without_sdpa: str = "",
     attends: bool = True,
     uneven_heads: bool = False,
+    pictures: bool = False,
 ) -> AttentionPlan:
     """Choose the attention implementation, the SDPA kernels that torch may dispatch to, and the expected one.
 
@@ -118,6 +120,8 @@ def plan_attention(
     masked: why SDPA gets a mask (`mask_reason`).
     without_sdpa: why the model does not support SDPA; empty if it does.
     attends: whether any layer has attention; if not, `without_sdpa` says so.
+    pictures: whether a vision tower runs with the same kernel. It attends over far more patches than a text has tokens,
+        so what keeps all scores is not taken for being faster at the text's length.
     """
     if not attends:
         plan = _eager_only(without_sdpa, request.implementation == "sdpa" or bool(_switches(request)), notes)
@@ -134,6 +138,8 @@ def plan_attention(
         return _by_switches(switches, obstacles, trials, notes)
     requested = request.implementation == "sdpa"
     considered = [trial for trial in trials if not (requested and trial.form == "eager")]
+    if pictures and not any(trial.failure for trial in trials if trial.form not in _KEEP_SCORES):
+        considered = [trial for trial in considered if trial.form not in _KEEP_SCORES]
     plan = _default(requested, obstacles, masked, considered)
     winner = _winner(plan.expected.value, considered, notes)
     return plan if winner is None else _measured(winner, plan, considered)

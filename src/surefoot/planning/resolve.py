@@ -116,6 +116,7 @@ def resolve(
         without_sdpa=model.without_sdpa,
         attends=model.attends,
         uneven_heads=model.uneven_heads,
+        pictures=bool(lengths and lengths.pictures),
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     sight = plan_vision(config, model, notes)
