@@ -16,11 +16,11 @@ from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.data.sources.resolve import SourceSpec
-from surefoot.data.tokenize import sight
+from surefoot.data.tokenize import sight, tokenize_file
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.sight import read_sight
 from surefoot.models.load import load_tokenizer
-from surefoot.system.errors import InputError
+from surefoot.system.errors import Fault, InputError
 
 
 @pytest.fixture(scope="module")
@@ -162,9 +162,29 @@ COUNTS = {
     "one more": {"messages": [{"role": "user", "content": "<image>"}], "images": ["red.png", "blue.png"]},
     "one less": {"messages": [{"role": "user", "content": "<image><image>"}], "images": ["red.png"]},
     "no place": {"messages": [{"role": "user", "content": "what?"}], "images": ["red.png"]},
+    "empty": {"messages": [{"role": "user", "content": "<image>"}], "images": []},
     "no path": {"messages": [{"role": "user", "content": "<image>"}], "images": [7]},
     "nowhere": {"messages": [{"role": "user", "content": parts("?", {"type": "image"})}]},
 }
+
+
+def test_another_template_is_offered_for_texts_and_not_for_pictures(prepare, tmp_path, monkeypatch):
+    row = answered({"messages": [{"role": "user", "content": parts("?", {"type": "image", "image": "gone.png"})}]})
+
+    def offers():
+        with pytest.raises(InputError) as caught:
+            prepare([row])
+        return "chatml" in caught.value.faults[0].fix
+
+    def refuses(*given):
+        raise InputError(
+            Fault(f"{tmp_path / 'd.jsonl'}:1", "a turn", code="SF-DATA-ROW")
+        )
+
+    assert not offers()
+    picture(tmp_path / "gone.png", "red", (56, 56))
+    monkeypatch.setattr(tokenize_file, "encode", refuses)
+    assert offers()
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -3,17 +3,20 @@
 import dataclasses
 
 import pytest
+import torch
 
 from helpers.experts import moe_facts
 from helpers.faults import gives
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.planning import fast_paths as module
 from surefoot.planning.measurements import Measurements, PointwiseTrial, measurements_from_json, measurements_to_json
 from surefoot.planning.parallel import RanksFacts
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.resolve import resolve
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware, preset
+from surefoot.system.messages import size_text
 
 LORA = {"kind": "lora", "rank": 4}
 HERE = Hardware("this CPU", "cpu", 2**40, None, False, True, False, 2, preset=False)
@@ -175,4 +178,14 @@ def test_experts_to_which_changes_are_added_in_16_bits_are_a_caution(tmp_path, r
         environment={},
         ranks=RanksFacts(world=world),
     )
-    assert sum("experts.gate_up_proj" in caution for caution in plan.cautions) == said
+    cautions = [caution for caution in plan.cautions if "experts.gate_up_proj" in caution]
+    assert len(cautions) == said
+    experts = sum(one.numbers for module in facts.modules for one in module.matrices if not module.routes)
+    assert all(size_text(2 * experts // facts.layers) in caution for caution in cautions)
+
+
+@pytest.mark.parametrize(("base", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_below_that_share_of_a_weight_a_change_is_lost(base, dtype):
+    share, one = float(module._LOST[base].removesuffix(" %")) / 100, torch.ones((), dtype=dtype)
+    assert one + torch.tensor(0.95 * share, dtype=dtype) == one
+    assert one + torch.tensor(1.05 * share, dtype=dtype) > one

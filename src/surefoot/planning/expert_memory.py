@@ -45,6 +45,12 @@ def _matrices(model: ModelFacts) -> list[tuple[str, MatrixFact]]:
     ]
 
 
+def summed_bytes(model: ModelFacts, adapter: AdapterPlan, width: int) -> int:
+    """Bytes of the copy W + s B A of an average layer's experts, which PEFT keeps for the backward pass."""
+    adapted = (one for name, one in _matrices(model) if name in adapter.parameters)
+    return width * sum(one.numbers for one in adapted) // model.layers
+
+
 def expert_bytes(
     model: ModelFacts, adapter: AdapterPlan | None, tokens: int, width: int, *, fast: bool, cast: bool
 ) -> int:
@@ -69,5 +75,5 @@ def expert_bytes(
         row += width * adapter.rank * min(2, len(adapted))
         kept = 0 if cast else width * adapter.rank * sum(one.experts * one.outputs for one in adapted) / model.layers
     elif adapter is not None:
-        kept = width * sum(one.numbers for one in adapted) / model.layers
+        kept = summed_bytes(model, adapter, width)
     return int(layers * (rows * row + tokens * _ROUTER * model.experts) + kept)

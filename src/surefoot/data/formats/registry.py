@@ -171,11 +171,14 @@ def _images(record: Record, conversations: Sequence[Conversation]) -> tuple[str,
     else and is ignored when it is malformed."""
     turns = [turn for one in conversations for turn in one.turns]
     try:
-        return read_images(record)
+        images = read_images(record)
     except RowFault:
         if any(turn.images or MARK in turn.text for turn in turns):
             raise
         return ()
+    if record.get("images") == [] and any(MARK in turn.text for turn in turns):
+        raise RowFault(f"has {MARK} in its texts, but 'images' is empty", "list a path for each", "SF-DATA-PICTURE")
+    return images
 
 
 def unused_in(record: Record, layout: str) -> list[str]:

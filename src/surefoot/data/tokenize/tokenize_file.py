@@ -191,18 +191,23 @@ def _examples(
 
     dropped: output; number and line of each record without a usable example are appended.
 
-    Raises _TemplateRefused after the last record, because faults of the records themselves take precedence.
+    Raises InputError for pictures that cannot be used, and _TemplateRefused, both after the last record, because faults
+    of the records themselves take precedence.
     """
-    why: InputError | None = None
+    why: InputError | _TemplateRefused | None = None
     name = source.name
     for batch in batches:
         if why is not None:
             continue
         try:
             seen = each_row(batch, functools.partial(_open_pictures, source=source, settings=settings), name)
-            examples = list(encode(seen, template, settings, name))
         except InputError as error:
             why = error
+            continue
+        try:
+            examples = list(encode(seen, template, settings, name))
+        except InputError as error:
+            why = _TemplateRefused(error)
             continue
         is_kept = [_is_kept(example, settings) for example in examples]
         size = rows_per_item(settings.kind)
@@ -210,7 +215,7 @@ def _examples(
         dropped += [(one.number, one.line) for one, kept in items if not kept]
         yield list(itertools.compress(examples, is_kept))
     if why is not None:
-        raise _TemplateRefused(why)
+        raise why
 
 
 def _record(reading: Reading, template: Template, fault: str, dropped: list[tuple[int, int]]) -> dict[str, Any]:
