@@ -81,8 +81,8 @@ def workload(folder, *, adapter=None, precision="fp32", attention="sdpa", config
     return Workload(model, types, kernels, planned, trainable, model.parameters, moments)
 
 
-def mixture(folder):
-    (folder / "config.json").write_text(json.dumps(MIXTURE))
+def mixture(folder, config=MIXTURE):
+    (folder / "config.json").write_text(json.dumps(config))
     return facts_of(folder)
 
 
@@ -337,6 +337,23 @@ def test_a_fact_of_a_family_that_is_wrong_would_be_noticed(tmp_path, monkeypatch
     )
     with pytest.raises(AssertionError):
         check_activations_of_every_family(tmp_path, name, LORA, "fp32")
+
+
+# Indices of routed rows and rows' statistics.
+MIXTURE_TOLERANCE = 0.01
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_of_a_mixture(tmp_path, precision):
+    config = MIXTURE | {"hidden_size": 256, "head_dim": 64, "num_experts": 8, "num_experts_per_tok": 4}
+    model = mixture(tmp_path, config)
+    work = workload(tmp_path, precision=precision, config=config, model=model)
+    kept = kept_per_layer(work, None, "flash", config)
+    kept -= work.width * _cast_per_layer(work) if work.autocast else 0
+    work = replace(work, model=as_dense(model))
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept, rel=MIXTURE_TOLERANCE)
+    twin = replace(work, model=replace(work.model, norms=("hidden", "hidden")))
+    assert layer_bytes(twin, ROWS * TOKENS, TOKENS) != pytest.approx(kept, rel=MIXTURE_TOLERANCE)
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):

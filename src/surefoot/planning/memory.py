@@ -104,8 +104,10 @@ def _norm_bytes(work: Workload) -> int:
         # `surefoot.kernels.pointwise` keeps x and 1 / rms of each row; tests/kernels counts what autograd holds.
         return sum(_residual(work) * work.model.size(norm) + 4 for norm in work.model.norms)
     size = sum(4 * work.model.size(norm) for norm in work.model.norms)
-    # LayerNorm's backward pass recomputes the normalized input.
-    return size if work.adapter or work.model.layer_norm else 2 * size
+    if work.adapter or work.model.layer_norm:  # LayerNorm's backward pass recomputes the normalized input
+        return size
+    # It has the input's dtype: that of the products for queries and keys, fp32 for the residual stream.
+    return size + sum((4 if norm == "hidden" else work.width) * work.model.size(norm) for norm in work.model.norms)
 
 
 def _residual(work: Workload) -> int:
