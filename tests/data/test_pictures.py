@@ -177,9 +177,7 @@ def test_another_template_is_offered_for_texts_and_not_for_pictures(prepare, tmp
         return "chatml" in caught.value.faults[0].fix
 
     def refuses(*given):
-        raise InputError(
-            Fault(f"{tmp_path / 'd.jsonl'}:1", "a turn", code="SF-DATA-ROW")
-        )
+        raise InputError(Fault(f"{tmp_path / 'd.jsonl'}:1", "a turn", code="SF-DATA-ROW"))
 
     assert not offers()
     picture(tmp_path / "gone.png", "red", (56, 56))
