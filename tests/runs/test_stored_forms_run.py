@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from helpers.stored_forms import in_awq, in_gptq, in_packed
+from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train, heron_trained
 from helpers.wrappers import wrapper
 from helpers.zoo_modern import MODERN
@@ -97,7 +98,7 @@ def test_so_are_runs_over_awq_and_compressed_tensors(tmp_path, form):
     assert "quantization_config" not in json.loads((folder / "run" / "config.json").read_text())
 
 
-@pytest.mark.parametrize("form", BASES)
+@pytest.mark.parametrize("form", representatives(list(BASES), "gptq"))
 def test_killed_and_resumed_it_is_the_uninterrupted_run_and_that_over_plain_numbers(tmp_path, form):
     """DoRA reads the norms of the decoded weights."""
     folder, adapter = stored(form, tmp_path)
