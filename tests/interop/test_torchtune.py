@@ -73,6 +73,13 @@ def test_validation_takes_the_end_of_the_split() -> None:
     assert refused(dataset_val=other, run_val_every_n_steps=5) == {"dataset_val._component_"}
 
 
+def test_the_output_head_is_a_target() -> None:
+    lora = {"_component_": "torchtune.models.mistral.lora_mistral_7b", "lora_attn_modules": ["q_proj", "output_proj"]}
+    found = tune(model=lora | {"apply_lora_to_output": True, "apply_lora_to_mlp": False}).config["adapter"]["targets"]
+    assert found == ["q_proj", "o_proj", "lm_head"]
+    assert tune(model=lora).config["adapter"]["targets"] == ["q_proj", "o_proj"]
+
+
 TEACHER = {
     "teacher_model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"},
     "teacher_checkpointer": {"checkpoint_dir": "teacher"},

@@ -59,7 +59,7 @@ _ROWS: tuple[Row, ...] = (
     joint("model._component_", None, ("adapter.kind", "precision.base"), type=text),
     joint("model.lora_attn_modules", None, ("adapter.targets",), type=module_names),
     joint("model.apply_lora_to_mlp", False, ("adapter.targets",)),
-    refused("model.apply_lora_to_output", False, "surefoot adapts no output head", "use modules_to_save in its config"),
+    joint("model.apply_lora_to_output", False, ("adapter.targets",)),
     joint("model.lora_rank", 8, ("adapter.rank",)),
     joint("model.lora_alpha", 16, ("adapter.alpha",), type=number),
     joint("model.lora_dropout", 0.0, ("adapter.dropout",)),

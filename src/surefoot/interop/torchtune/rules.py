@@ -35,7 +35,15 @@ def set_model(draft: Draft) -> None:
 
 def set_adapter(draft: Draft) -> None:
     builder = last_name(draft["model._component_"])
-    given = ("lora_attn_modules", "apply_lora_to_mlp", "lora_rank", "lora_alpha", "lora_dropout", "use_dora")
+    given = (
+        "lora_attn_modules",
+        "apply_lora_to_mlp",
+        "apply_lora_to_output",
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "use_dora",
+    )
     words = [f"model.{name}" for name in given]
     if not builder.startswith(("lora_", "qlora_")):
         draft.note("model._component_", "carried", "no adapter: all weights train", "model.path")
@@ -52,10 +60,11 @@ def set_adapter(draft: Draft) -> None:
         )
         return
     targets = [_ATTENTION[name] for name in named] + (_MLP if draft["model.apply_lora_to_mlp"] else [])
+    targets += ["lm_head"] if draft["model.apply_lora_to_output"] else []
     if not targets:
         draft.refuse("model.lora_attn_modules", "names no module", "name at least one")
         return
-    draft.set("adapter.targets", targets, *words[:2])
+    draft.set("adapter.targets", targets, *words[:3])
 
 
 def set_length(draft: Draft) -> None:
