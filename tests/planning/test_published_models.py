@@ -52,6 +52,11 @@ BY_HAND = {
 # Of gpt-oss-20b `general.parameter_count` in its GGUF files, of Qwen3-VL-8B `safetensors.total` in the hub's API. The
 # shapes of their layers, norms and heads included, sum to the same numbers.
 TOTALS = {"gpt-oss-20b": 20_914_757_184, "Qwen3-VL-8B": 8_767_123_696}
+# Bytes that a layer keeps of a token in bf16: inputs of four norms in fp32; queries, keys, values and output, with a
+# number for each head; one input for layers that share it; gate, up and what the gate makes; A x of seven layers.
+KEPT = (
+    4 * (3 * 4096 + 1024) + 2 * (2 * 4096 + 2 * 1024) + 4 * 32 + 2 * (2 * 4096 + 12288) + 2 * 3 * 12288 + 2 * 7 * RANK
+)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -87,3 +92,7 @@ def test_the_plan_is_what_is_worked_out_by_hand(tmp_path, name):
     assert f"{total / 1e9:.2f}" in row
     assert f"{reached / 1e6:.1f}" in row
     assert f"{memory['weights'] / GIB:.1f} GiB" in row
+    forecast = sum(memory[key] for key in ("weights", "gradients", "optimizer", "activations", "logits", "holes"))
+    assert f"{(forecast - memory['apart']) / GIB:.1f} GiB in all" in row
+    if name == "Qwen3-VL-8B":  # eight rows; half a layer besides while the last one runs backward
+        assert memory["activations"] == pytest.approx(36.5 * 8 * 1024 * KEPT, rel=1e-3)
