@@ -171,7 +171,7 @@ def _launch(config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translatio
         if origin is not None:
             console.say(_read_as(origin, account))
         commits = None
-        if launch is None:  # otherwise the launcher or rank 0 has already done both
+        if launch is None:  # surefoot's launcher did both; under torchrun rank 0 checks as it prepares
             from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 

@@ -1,4 +1,5 @@
 """Choose the attention implementation, the SDPA kernels that torch may dispatch to, and the kernel the run must use.
+This is for padded rows; attention of packed rows is chosen in `planning.packing`.
 
 The default is SDPA with every kernel that suits the run except cuDNN's: its backward pass has returned NaN for masks,
 lengths of 64 modulo 128 and large logits (PyTorch issue 196678). The default is replaced only by a clearly faster form

@@ -48,7 +48,7 @@ def make_plan(
         all conflicts of the config, does not need them.
     measurements: measurements of an earlier plan; if given, nothing is measured.
     lengths: token lengths of the examples, if known. They come from data tokenized with an earlier plan, which has
-        already raised any conflicts; the plan is then resolved only once.
+        already raised any conflicts, so that none are looked for before the measurements.
 
     Raises InputError with all conflicts, and EnvironmentFault if a hub model cannot be reached or a requested library
     does not work here.

@@ -171,7 +171,7 @@ _TEMPORARY = (
 def measured_products(
     shapes: Iterable[Shape], device: torch.device, dtypes: Sequence[DType], kept: Kept
 ) -> dict[DType, float]:
-    """See `probe.matmul.product_rates`."""
+    """See `planning.probes.matmul.product_rates`."""
     from surefoot.planning.probes import matmul
 
     largest = largest_of(shapes)
@@ -182,7 +182,7 @@ def measured_products(
 
 
 def measured_tf32(shapes: Iterable[Shape], device: torch.device, kept: Kept) -> float | None:
-    """See `probe.matmul.tf32_rate`."""
+    """See `planning.probes.matmul.tf32_rate`."""
     from surefoot.planning.probes import matmul
 
     if device.type != "cuda":

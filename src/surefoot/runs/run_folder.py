@@ -56,7 +56,7 @@ class FolderState:
     checkpoint: where to continue; None to start at step 0.
     rejected: newer checkpoints that failed verification.
     changes: config keys that differ and are allowed to.
-    plan: the saved plan; None if there is no checkpoint.
+    plan: the saved plan, or on other ranks the first rank's; None for a new run on the first rank.
     steps: steps of all checkpoints, intact or not.
     rollbacks: rollbacks that the run has made.
     """
@@ -72,9 +72,11 @@ class FolderState:
 
 
 def inspect_folder(config: RunConfig, mode: Mode) -> FolderState:
-    """Inspect and check the folder without changing it. Raises InputError (2) for an occupied folder or a refused
-    config change, EnvironmentFault (3) if the folder is not writable or another process uses it, IntegrityError (4) if
-    there are checkpoints and none verifies."""
+    """Inspect and check the folder. Nothing in it changes, but a save that a kill interrupted between its two renames.
+
+    Raises InputError (2) for an occupied folder or a refused config change, EnvironmentFault (3) if the folder is not
+    writable or another process uses it, IntegrityError (4) if there are checkpoints and none verifies.
+    """
     folder, occupied = Path(config.output), require_free(config, mode)
     return _resume(config, folder) if mode == "resume" and occupied else FolderState(folder, mode)
 
@@ -183,8 +185,9 @@ def write_records(
     origin: Translation | None = None,
     ranks: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write config.yaml (reproduces the run), plan.json (every choice and what was verified), data.json (the audit) and
-    training_args.json (the other tool's config, if any; an existing one is kept without it).
+    """Write config.yaml (reproduces the run), plan.json (every choice and what was verified), environment.json (machine
+    and ranks), data.json (the audit) and training_args.json (the other tool's config, if any; an existing one is kept
+    without it).
 
     ranks: one entry per rank: its engine and the number of elements it stores.
 

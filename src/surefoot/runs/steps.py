@@ -64,7 +64,7 @@ def load_and_check(
         own = _verify_objective(run, loaded, custom)
         bos = _verify_bos(run, loaded)
         plan, paths = check_fast_paths(run, loaded, partial(_caution, console))
-        kernels = _verify_kernels(replace(run, task=_with_batches(run, plan)), loaded)
+        kernels = _verify_padded_attention(replace(run, task=_with_batches(run, plan)), loaded)
         plan = refit_micro_batches(run, plan, loaded.engine, partial(_caution, console))
         phases.end("comparison")
         share = {**loaded.share, _FAST_PATHS: paths} if paths else loaded.share
@@ -125,7 +125,7 @@ def take_steps(
         with profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
             state = replace(loaded.state, trackers=trackers)
             if phases is not None:
-                phases.end("batches of the first step")
+                phases.end("first step made ready")
                 state = state.spent("set-up", phases.whole - phases.compiling).spent("compile", phases.compiling)
             outcome = run_loop(job, state, listener, stop)
             if outcome.reason != "interrupted":
@@ -205,9 +205,9 @@ def _verify_bos(run: PreparedRun, loaded: LoadedModels) -> dict[str, Any]:
         return {"bos_scale": verify_bos_scaling(loaded.policy, rows, scale)}
 
 
-def _verify_kernels(run: PreparedRun, loaded: LoadedModels) -> list[str]:
+def _verify_padded_attention(run: PreparedRun, loaded: LoadedModels) -> list[str]:
     """Run one forward pass of a padded row (as in generation) under the profiler. One row only, because more could need
-    memory that the steps do not."""
+    memory that the steps do not. Packed attention is compared in `check_fast_paths`."""
     rows = longest_row(_next_batch(run, loaded).rows.to(loaded.engine.device))
 
     def forward() -> None:

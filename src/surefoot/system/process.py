@@ -236,10 +236,12 @@ def holes() -> Holes:
 
 
 def restart_without_thread_cache() -> None:
-    """Begin this program again, as the same process with the same words, so that glibc starts without a thread's cache.
-    Does nothing where it did so already, where the environment settles the allocator, beside a GPU, which has memory of
-    its own, under a debugger, and where the program cannot be begun again, as one that was read from stdin, or a child
-    of `multiprocessing`."""
+    """Replace this process by itself with GLIBC_TUNABLES set so that glibc keeps no cache of freed memory per thread;
+    it reads the variable only when a program starts.
+
+    Does nothing if that has happened, if the environment configures the allocator, beside a GPU (which has memory of
+    its own), under a debugger, and where the same command line would not start the same program: one read from stdin,
+    or a child of `multiprocessing`."""
     again = is_glibc() and not _has_own_allocator() and not os.environ.get(_TUNABLES)
     if not again or any(map(os.path.exists, _GPU_FILES)) or sys.gettrace() or not os.path.isfile(sys.argv[0]):
         return
