@@ -21,6 +21,7 @@ from surefoot.commands.options import (
     only_option,
 )
 from surefoot.commands.terminal import echo, echo_json, screen
+from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.system.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def answers(
         "adapter": adapter,
         "source": data,
         "config": None if file is None else str(file),
-        "grpo": config.grpo.model_dump(mode="json"),
+        "settings": config.grpo.model_dump(mode="json"),
         "answers": count,
         "seed": seed,
         "max_samples": max_samples,
@@ -156,7 +157,7 @@ def _grpo_config(model: str, adapter: str | None, file: Path | None) -> RunConfi
     """Raises InputError for a model that is no run of stage grpo, without a file, and for another stage in the file."""
     if file is not None:
         config = load_or_exit(file).config
-        if config.stage != "grpo":
+        if config.method.losses is not GROUP_LOSSES:
             what = f"is a config of stage {config.stage}"
             raise InputError(Fault("--config", what, "name one of stage grpo", code="SF-USE-FLAG"))
         return config
@@ -164,7 +165,7 @@ def _grpo_config(model: str, adapter: str | None, file: Path | None) -> RunConfi
     from surefoot.models.folder import resolve_folder
 
     config = saved_config(resolve_folder(adapter or model, weights=True))
-    if config is None or config.stage != "grpo":
+    if config is None or config.method.losses is not GROUP_LOSSES:
         what = f"is needed, because {adapter or model} is not a run of stage grpo"
         raise InputError(Fault("--config", what, "name a config of stage grpo with rewards", code="SF-USE-FLAG"))
     return config

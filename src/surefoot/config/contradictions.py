@@ -201,7 +201,7 @@ def _bos(config: RunConfig) -> Iterator[Problem]:
 
 def _batch(config: RunConfig) -> Iterator[Problem]:
     micro, size, room = config.batch.micro, config.batch.size, config.batch.row_tokens
-    if room is not None and config.stage not in ("sft", "pretrain"):
+    if room is not None and (config.method.teacher or not config.method.learns_tokens):
         what = f"stage {config.stage} has no rows of examples"
         yield _problem("batch.row_tokens", what, "leave it out; batch.size counts its examples", "stage")
     if micro != "auto" and micro > size and room is None:
