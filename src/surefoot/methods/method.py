@@ -48,7 +48,7 @@ class Task:
     """What a run trains on: a method's loss, and the batches of every step as laid out by the plan.
 
     step_batches: step (from 1) -> the micro-batches of all ranks, longest first; a pure function that threads may call
-        ahead.
+        ahead. `batches` adds what `ready` computes.
     step_places: step -> indices of the training examples it uses, in order: all those that the models process before
         it, or else those it learns from.
     data_step: step -> step whose data it uses: the same except after a rollback.

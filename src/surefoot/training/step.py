@@ -117,8 +117,8 @@ def train_step(
         decision = "held" if hold_reason else decision
         spike = ceiling if ceiling is not None and decision == "stepped" and values.grad_norm > ceiling else None
         if decision == "stepped":
-            share = 1.0 if spike is None else spike / values.grad_norm
-            engine.apply(lr, norms, _clip_limits(settings.max_grad_norm, values.norms, share))
+            clip_factor = 1.0 if spike is None else spike / values.grad_norm
+            engine.apply(lr, norms, _clip_limits(settings.max_grad_norm, values.norms, clip_factor))
         else:
             engine.discard()  # otherwise the next backward pass would accumulate onto non-finite gradients
     settings.after_step()
@@ -200,14 +200,14 @@ def _bad_moment(engine: Engine) -> str:
     return own or ("one of another rank" if found else "")
 
 
-def _clip_limits(limits: PerGroup[float | None], norms: Mapping[str, float], share: float) -> PerGroup[float | None]:
-    """Return each group's clipping norm: its own limit, or `share` of its norm if that is lower."""
-    if share == 1.0:
+def _clip_limits(limits: PerGroup[float | None], norms: Mapping[str, float], factor: float) -> PerGroup[float | None]:
+    """Return each group's clipping norm: its own limit, or `factor` of its norm if that is lower."""
+    if factor == 1.0:
         return limits
     found: dict[str, float | None] = {}
     for name, norm in norms.items():
         limit = of_group(limits, name)
-        found[name] = share * norm if limit is None else min(limit, share * norm)
+        found[name] = factor * norm if limit is None else min(limit, factor * norm)
     return found
 
 
@@ -277,8 +277,8 @@ def _balance(
         with settings.kernels(), settings.forward(), routing.watched() as routed:
             objective(engine.model, batch.to(engine.device))
         chosen, _, rows = routing.tally(routed, batch.rows)
-        share = 1.0 if batch.weight else 0.0
-        found = [share * number for number in (rows, *chosen.tolist())]
+        counts = 1.0 if batch.weight else 0.0
+        found = [counts * number for number in (rows, *chosen.tolist())]
         own = [a + b for a, b in zip(own, found, strict=True)] if own else found
     rows, *chosen = engine.totals(own)
     return Balance(routing.coefficient, torch.tensor(chosen, device=engine.device), rows)
@@ -307,13 +307,13 @@ def add_gradient(
     balance: the step's routing statistics; adds the load-balancing loss to the backward pass and reports it separately.
     """
     # A micro-batch of weight 0 still runs forward and backward: its rank must enter every collective of the pass.
-    share = 1.0 if batch.weight else 0.0
+    counts = 1.0 if batch.weight else 0.0
     routing, extra = settings.routing, {}
     with settings.kernels():
         with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as routed:
             out = objective(engine.model, batch.to(engine.device))
-        loss = out.loss / weight if share else out.loss * 0.0
-        if routing and routed and share:
+        loss = out.loss / weight if counts else out.loss * 0.0
+        if routing and routed and counts:
             routing.count(routed, batch.rows)
             if balance:
                 aux = aux_loss(balance, routing.tally(routed, batch.rows)[1])
@@ -321,7 +321,7 @@ def add_gradient(
         with watch("backward"):
             engine.backward(loss, scale)
     found = {LOSS: out.loss, **out.sums, **extra}
-    return {name: value.detach().float() * share for name, value in found.items()}
+    return {name: value.detach().float() * counts for name, value in found.items()}
 
 
 def _group_metrics(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str, float]:

@@ -171,12 +171,8 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
     return pack(examples) if layout.packed else collate(examples, layout.pad_id)
 
 
-def seen_batch(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> Batch:
+def _batch_of(dataset: TokenisedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
     """Build one micro-batch of these examples, with the pixels of their pictures."""
-    return _with_pixels(dataset, [dataset[index] for index in indices], layout)
-
-
-def _with_pixels(dataset: TokenisedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
     batch, sight = to_batch(examples, layout), dataset.sight
     if sight is None or not any(example.pictures for example in examples):
         return batch
@@ -189,14 +185,14 @@ def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: L
     """Build the micro-batches of one step."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
-    return [seen_batch(dataset, [own[place] for place in group], layout) for group in groups]
+    return [_batch_of(dataset, [dataset[own[place]] for place in group], layout) for group in groups]
 
 
 def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
     """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
     never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
-        yield seen_batch(dataset, group, layout)
+        yield _batch_of(dataset, [dataset[index] for index in group], layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
@@ -248,7 +244,7 @@ def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
 def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
     sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
     common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
-    return PairBatch(_with_pixels(dataset, [*sides[0], *sides[1]], layout), common, len(pairs))
+    return PairBatch(_batch_of(dataset, [*sides[0], *sides[1]], layout), common, len(pairs))
 
 
 def _better_tokens(batch: PairBatch) -> int:

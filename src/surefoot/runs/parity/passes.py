@@ -2,8 +2,7 @@
 
 Two micro-batches of that step run forward and backward, and a sample of each gradient is kept. An adapter's B is 0
 before its first step, and anything multiplied by 0 agrees, so zero matrices temporarily hold small numbers. Weights and
-the run's
-random numbers are unchanged afterwards: each micro-batch seeds its own.
+the run's random numbers are unchanged afterwards: each micro-batch seeds its own.
 
 At this point batches lack what a method computes before each step; `with_stand_ins` fills it in. A policy with a
 reference is its own reference, which is true before its first step; other values would drive the loss where it has no
