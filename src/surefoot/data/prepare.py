@@ -81,6 +81,7 @@ def prepare_data(
     kind: Kind = "answers",
     max_pixels: int | None = None,
     pictures: bool = True,
+    after_prompt: bool = False,
 ) -> PreparedData:
     """Tokenise the data (or load it from the cache), split, mix and audit it.
 
@@ -100,6 +101,7 @@ def prepare_data(
         of more than max_length tokens.
     max_pixels: limit per picture; None: the limit of the model's processor.
     pictures: whether the method can train on pictures.
+    after_prompt: refuse records of token ids that mark no prompt.
 
     Raises InputError for anything wrong with the data.
     """
@@ -121,6 +123,7 @@ def prepare_data(
         read_record=read_record,
         sight=sight if pictures else None,
         pictures=pictures,
+        after_prompt=after_prompt,
     )
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation

@@ -72,6 +72,7 @@ def prepare_examples(
         kind=config.method.records,
         max_pixels=data.max_pixels,
         pictures=config.method.pictures,
+        after_prompt=config.method.weighs_answers,
     )
     return _without_read(config, prepared) if config.stage == "grpo" else prepared
 

@@ -60,6 +60,8 @@ MARKED = [
     ({"messages": DIALOGUE, "label": True}, {"messages": DIALOGUE, "label": False}),
     ({"prompt": "p", "completion": "c", "label": True}, {"prompt": "p", "completion": "d", "label": False}),
     ({"instruction": "i", "output": "o", "label": True}, {"instruction": "i", "output": "p", "label": False}),
+    ({"input_ids": [5, 6], "label": True}, {"input_ids": [5, 7], "label": False}),
+    ({"messages": DIALOGUE, "kto_tag": True}, {"messages": DIALOGUE, "label": None, "kto_tag": False}),
 ]
 
 
@@ -69,7 +71,7 @@ def test_answers_marked_as_bad_are_refused(values):
 
 
 def test_twin_without_the_look_at_labels_they_would_be_learned(monkeypatch):
-    monkeypatch.setattr(preferences, "_MARK", "tag")
+    monkeypatch.setattr(preferences, "_JUDGED", ())
     with pytest.raises(pytest.fail.Exception):
         check_marked_answers(*MARKED[0])
 

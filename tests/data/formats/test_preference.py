@@ -159,6 +159,12 @@ def test_a_verdict_is_true_or_false(label):
         read("judged", {"prompt": "q", "completion": "a", "label": label})
 
 
+@pytest.mark.parametrize("good", [True, False])
+def test_a_verdict_of_null_is_none_where_a_table_has_both_columns(good):
+    for marks in ({"label": None, "kto_tag": good}, {"label": good, "kto_tag": None}):
+        assert read("judged", {"prompt": "q", "completion": "a", **marks})[0].good is good
+
+
 PROMPTS = {
     "a text": {"prompt": ASKED},
     "hh": {"prompt": HUMAN},

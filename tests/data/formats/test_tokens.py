@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.faults import raises_fault
+from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.data.formats.conversation import Tokens
 from surefoot.data.formats.registry import recognise
@@ -16,7 +17,10 @@ from surefoot.data.formats.supervised import read_tokens
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.records import Row
 from surefoot.data.sources.resolve import SourceSpec
+from surefoot.methods.examples import prepare_examples
 from surefoot.models.load import load_tokenizer
+from surefoot.runs.load_models import planned_tokenizer
+from surefoot.runs.make_plan import make_plan
 
 
 def prepared(folder, rows, format="auto", **changes):
@@ -137,6 +141,38 @@ def test_a_judged_answer_is_a_record_of_token_ids_with_a_label(tmp_path, good):
     assert found.train[0].supervised.tolist() == [False, False, True]
     assert found.train.good().tolist() == [good]
     assert found.audit.source.layout == "token-judged"
+
+
+UNMARKED = {
+    "dpo": {**PAIR, "rejected": {"input_ids": [5, 8]}},
+    "kto": {"input_ids": [5, 6, 7], "label": True},
+    "reward": {"chosen": {"input_ids": [5, 6, 7]}, "rejected": {"input_ids": [5, 8]}},
+}
+
+
+@pytest.mark.parametrize("marks", [{}, {"labels": [5, 6, 7]}, {"completion_mask": [1, 1, 1]}])
+def test_a_judged_row_that_marks_no_prompt_is_named(tmp_path, marks):
+    rows = [JUDGED, {"input_ids": [5, 6, 7], **marks, "label": True}]
+    with raises_fault("SF-DATA-ROW", f"{tmp_path / 'rows.jsonl'}:2"):
+        prepared(tmp_path, rows, kind="judged", after_prompt=True)
+    marked = [JUDGED, {"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "label": True}]  # twin
+    assert len(prepared(tmp_path, marked, kind="judged", after_prompt=True).train) == 2
+
+
+@pytest.mark.parametrize("stage", UNMARKED)
+def test_a_prompt_is_marked_where_answers_are_compared_and_not_where_rows_are_scored(tmp_path, monkeypatch, stage):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps(UNMARKED[stage]) + "\n")
+    base = tiny_llama(tmp_path / "base")
+    data = {"train": str(tmp_path / "rows.jsonl"), "max_length": 16}
+    config = run_config(model=str(base), stage=stage, data=data)
+    tokens = make_plan(config, measure=False).tokenizer
+    tokenizer = planned_tokenizer(base, tokens)
+    if stage == "reward":
+        assert len(prepare_examples(config, tokens, tokenizer).train) == 2
+        return
+    with raises_fault("SF-DATA-ROW", f"{tmp_path / 'rows.jsonl'}:1"):
+        prepare_examples(config, tokens, tokenizer)
 
 
 @pytest.mark.parametrize(

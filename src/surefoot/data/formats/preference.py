@@ -202,7 +202,8 @@ ANSWERS = ("completion", "output")  # fields of the answer; without them the las
 
 
 def mark_field(record: Mapping[str, Any]) -> str | None:
-    return next((name for name in MARKS if name in record), None)
+    """Return the name of the field with the judgement. Null counts as absent, as in `opening_field`."""
+    return next((name for name in MARKS if record.get(name) is not None), None)
 
 
 def read_judged(record: Mapping[str, Any]) -> Conversation:

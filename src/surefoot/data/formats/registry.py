@@ -192,8 +192,7 @@ def unused_in(record: Record, layout: str) -> list[str]:
     return names
 
 
-_MARK = "label"
-_ANSWERS = ("messages", "conversations", "completion", "output")  # fields with the answer that `label` judges
+_JUDGED = (*_DIALOGUES, *ANSWERS, TOKENS)  # fields with the answer that a mark judges
 _QUESTIONS = ("prompt", "question", "instruction", "query", "input")
 
 
@@ -226,16 +225,17 @@ class FormatScan:
         self._forms: Counter[str] = Counter()
         self._unused: dict[str, None] = {}
         self.rows = self._bad = 0
-        self._first_bad: tuple[int, int] | None = None
+        self._first_bad: tuple[Row, str] | None = None
 
     def count(self, row: Row) -> None:
         """Count a record, valid or not."""
         self.rows += 1
         if self._form is not None:
             self._forms[self._form(row.value)] += 1
-        if row.value.get(_MARK) is False and any(field in row.value for field in _ANSWERS):
+        mark = mark_field(row.value)
+        if mark is not None and row.value[mark] is False and any(field in row.value for field in _JUDGED):
             self._bad += 1
-            self._first_bad = self._first_bad or (row.number, row.line)
+            self._first_bad = self._first_bad or (row, mark)
 
     def note_unused(self, row: Row) -> None:
         """Note the unread fields of a record that the layout could read."""
@@ -246,16 +246,16 @@ class FormatScan:
         are labelled good, they can be learned."""
         if not self._for_all or self._first_bad is None:
             return
-        number, line = self._first_bad
+        row, mark = self._first_bad
         what = (
-            f"row {number} is a preference record (its {_MARK!r} is false, as in {self._bad:,} of {self.rows:,} "
+            f"row {row.number} is a preference record (its {mark!r} is false, as in {self._bad:,} of {self.rows:,} "
             "records): supervised training would also learn its bad answers"
         )
         fix = (
-            f"choose stage {methods_for('judged')}; or keep only the records whose {_MARK!r} is true; or set the "
+            f"choose stage {methods_for('judged')}; or keep only the records whose {mark!r} is true; or set the "
             "source's format to learn them all"
         )
-        raise InputError(Fault(f"{self._name}:{line}", what, fix, code="SF-DATA-FORMAT"))
+        raise InputError(Fault(f"{self._name}:{row.line}", what, fix, code="SF-DATA-FORMAT"))
 
     @property
     def reason(self) -> str:
@@ -310,7 +310,7 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
             Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
         )
     first = row.value
-    pair, judged = all(column in first for column in PAIR), mark_field(first) is not None
+    pair, judged = all(column in first for column in PAIR), any(mark in first for mark in MARKS)
     fits = {"pairs": pair, "judged": judged and not pair, "prompts": pair or opening_field(first) is not None}[kind]
     if not fits:
         raise InputError(

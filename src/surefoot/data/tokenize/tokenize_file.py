@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
-from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats import Conversation, RowFault, each_row
 from surefoot.data.formats.reader import CUSTOM, Batches, Reading, reader_with, spooled
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
@@ -46,6 +46,7 @@ class TokenizeSettings(EncodeSettings):
     chunks: refuse records that are not plain texts.
     read_record: reader of records in the custom format.
     pictures: whether the method can train on pictures.
+    after_prompt: refuse records of token ids that mark no prompt, because all of it would count as answer.
     """
 
     digest: str
@@ -55,6 +56,7 @@ class TokenizeSettings(EncodeSettings):
     fallbacks: tuple[str, ...] = ()
     read_record: ReadRecord | None = None
     pictures: bool = True
+    after_prompt: bool = False
 
     def template_called(self, name: str) -> Template:
         """Return the template with this name, as stored in a file's facts. A name that is not built in means the user's
@@ -89,6 +91,7 @@ def tokenise(
                 "encoding": settings.encoding,
                 "kind": settings.kind,
                 "sight": settings.sight and [settings.sight.identity, str(source.folder)],
+                "after_prompt": settings.after_prompt,
             }
         )
         folder = Path(cache) / "tokenised" / key
@@ -200,7 +203,7 @@ def _examples(
         if why is not None:
             continue
         try:
-            seen = each_row(batch, functools.partial(_open_pictures, source=source, settings=settings), name)
+            seen = each_row(batch, functools.partial(_checked, source=source, settings=settings), name)
         except InputError as error:
             why = error
             continue
@@ -239,9 +242,13 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
     }
 
 
-def _open_pictures(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
-    """Open the conversation's pictures. Raises RowFault for pictures that cannot be used."""
-    sight = settings.sight
+def _checked(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
+    """Open the conversation's pictures. Raises RowFault for pictures that cannot be used, and for token ids that mark
+    no prompt where the method needs one."""
+    tokens, sight = conversation.tokens, settings.sight
+    if settings.after_prompt and tokens is not None and all(tokens.learned):
+        fix = "add labels, with -100 for the tokens of the prompt, or a completion_mask"
+        raise RowFault("has token ids of which none is marked as prompt, so all of them would count as answer", fix)
     if not settings.pictures:
         return refuse_pictures(conversation, "this stage trains on text only", f"choose stage {_STAGES}")
     if settings.encoding == "whole":
