@@ -76,7 +76,7 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_target_parameters", None, ("adapter.targets",)),
     joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text),
     joint("freeze_mm_modules", False, ("vision",), "tower and projector"),
-    joint("unfrozen_parameters", None, ("vision",), "all of the language model, or beside an adapter"),
+    joint("unfrozen_parameters", None, ("vision",), "all of the language model and its head", type=names),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template")),

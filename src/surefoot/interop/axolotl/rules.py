@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import partial
 from typing import Any
 
 from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method, set_prompted
+from surefoot.interop.axolotl.trained import set_adapter, set_sight
 from surefoot.interop.draft import Draft
-from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS
 from surefoot.interop.shared_rules import (
-    EIGHT_BITS,
     HEAD_NOT_ROUNDED,
     ROUNDED_UP,
     counted,
-    module_names,
     resume_argument,
     set_batch,
-    set_default_targets,
     set_duration,
     set_keep,
     switch,
-    targets_or_pattern,
 )
 from surefoot.interop.sharing import Names, set_sharing
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
@@ -61,73 +56,6 @@ def set_qat(draft: Draft) -> None:
         why = f"{_TWO_GRIDS}; here both are symmetric, and {HEAD_NOT_ROUNDED}"
         draft.set("precision.qat", "int8-int4", "qat", why=why)
         draft.set("precision.qat_group_size", settings["group_size"] or 32, "qat", why=why)
-
-
-_NO_LAYER = ("lm_head", "embed_tokens", "embed_out", "wte")
-
-
-def set_adapter(draft: Draft) -> None:
-    kind = draft["adapter"] or ""
-    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
-    targets = ("lora_target_modules", "lora_target_linear", "lora_target_parameters")
-    if kind not in ("", "lora", "qlora"):
-        draft.refuse("adapter", f"surefoot does not support the adapter {kind}", "use lora or qlora")
-        return
-    if (kind == "qlora") != draft["load_in_4bit"]:
-        fix = "adapter: qlora and load_in_4bit: true belong together"
-        draft.refuse("adapter" if kind else "load_in_4bit", f"load_in_4bit is {switch(draft['load_in_4bit'])}", fix)
-        return
-    if draft["load_in_8bit"] and kind != "lora":
-        draft.refuse(
-            "load_in_8bit", f"8-bit weights with adapter: {kind or 'none'}", "use adapter: lora, or leave it out"
-        )
-        return
-    if draft["load_in_8bit"]:
-        draft.set("precision.base", "int8", "load_in_8bit", "load_in_4bit", why=EIGHT_BITS)
-    else:
-        draft.set("precision.base", "nf4" if kind == "qlora" else "auto", "load_in_4bit", "load_in_8bit")
-    if draft["quantize_moe_experts"]:
-        about = draft.rows["quantize_moe_experts"].about
-        draft.note("quantize_moe_experts", "changed", about, "precision.base")
-    if not kind:
-        draft.drop("there is no adapter", "adapter", *shape, *targets)
-        return
-    drops = draft["rl"] in (None, "grpo") and not draft["reward_model"]
-    if draft["lora_model_dir"] is not None:
-        draft.note("adapter", "carried")
-        set_initial(draft, "lora_model_dir", (*shape, *targets), dropout=drops)
-        return
-    draft.set("adapter.kind", "dora" if draft["peft_use_dora"] else "lora", "adapter", "peft_use_dora")
-    for name, key in (("lora_r", "rank"), ("lora_alpha", "alpha")):
-        if draft[name] is None:
-            draft.refuse(name, "is required with an adapter", "set it")
-            return
-        draft.set(f"adapter.{key}", draft[name], name)
-    if drops:
-        draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
-    else:
-        draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")
-    draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
-    try:
-        saved = module_names(draft["lora_modules_to_save"]) or []
-        stacked = module_names(draft["lora_target_parameters"]) or []
-        named = targets_or_pattern(draft["lora_target_modules"])
-    except ValueError as error:
-        draft.refuse("lora_target_modules", f"expected {error}")
-        return
-    draft.set("adapter.modules_to_save", saved, "lora_modules_to_save")
-    if draft["lora_target_linear"] or "all-linear" in named:
-        draft.set(
-            "adapter.targets", "all-linear", *(["lora_target_linear"] if draft["lora_target_linear"] else targets)
-        )
-        if other := [name for name in named if name.rpartition(".")[2] in _NO_LAYER]:
-            fix = "put it into lora_modules_to_save, or name all modules without lora_target_linear"
-            draft.refuse("lora_target_modules", f"{other[0]} has no place beside all linear layers here", fix)
-        draft.drop("lora_target_linear has them all", *targets)
-    elif named or stacked:
-        draft.set("adapter.targets", [*named, *stacked], *targets)
-    else:
-        set_default_targets(draft, "lora_target_modules")
 
 
 def set_length_limit(draft: Draft) -> None:
@@ -412,35 +340,6 @@ def _set_model_config(draft: Draft) -> None:
         draft.set("model.router_aux_loss_coef", "own", "model_config")
     else:
         draft.drop("is off or not set", "model_config")
-
-
-def set_sight(draft: Draft) -> None:
-    """Set vision.*: with a processor, all weights include tower and projector, and an adapter leaves them frozen."""
-    named, base = draft["processor_type"], str(draft["base_model"]).lower()
-    unfrozen = draft["unfrozen_parameters"] or []
-    if draft["adapter"] or not unfrozen:
-        draft.drop("the adapter alone trains" if draft["adapter"] else "is off or not set", "unfrozen_parameters")
-    elif other := [name for name in unfrozen if not _LANGUAGE.fullmatch(str(name))]:
-        draft.refuse("unfrozen_parameters", f"surefoot trains all of the language model, not {other[0]} alone", _PARTS)
-    else:
-        draft.note("unfrozen_parameters", "carried", "tower and projector stay frozen", "vision")
-    if named is None:
-        draft.drop("there is no processor", "freeze_mm_modules")
-        return
-    if not any(family in base for family in _SEEING):
-        fix = f"use a text model, or one whose name has {' or '.join(_SEEING)}"
-        draft.refuse("processor_type", "surefoot trains with pictures for the Qwen families alone", fix)
-        return
-    draft.note("processor_type", "carried", "pictures are read by the model's own processor")
-    trained = not (draft["adapter"] or draft["freeze_mm_modules"] or unfrozen)
-    for part in ("tower", "projector"):
-        draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
-
-
-# What names all of the language model, and nothing of tower and projector.
-_LANGUAGE = re.compile(r"\^?(model\.language_model|lm_head|embed_tokens)(\.\*|\.weight)?\$?")
-_PARTS = "train an adapter, or leave it out"
-_SEEING = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
 
 
 RULES = (
