@@ -32,23 +32,77 @@ def refused(**words: Any) -> set[str]:
     return {fault.what.partition(":")[0] for fault in caught.value.faults}
 
 
-def test_rows_of_a_step_are_axolotls() -> None:
-    """Its sampler: a batch is one bin of micro_batch_size x sequence_len tokens, and a step gradient_accumulation_steps
-    of them (`_create_multipack_sampler`, 067b021)."""
-    words = {"sample_packing": True, "sequence_len": 4096, "micro_batch_size": 2, "gradient_accumulation_steps": 3}
-    assert axolotl(**words).config["batch"] == {"size": 3, "row_tokens": 8192}
-    assert axolotl(**(words | {"sample_packing": False})).config["batch"] == {"size": 6, "micro": 2}
-    assert refused(**words, rl="dpo", datasets=[{"path": "d", "type": "chatml.intel"}]) == {"sample_packing"}
-    assert refused(**words, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
+@pytest.mark.parametrize(
+    ("words", "rows", "tokens"),
+    [
+        ({"flash_attention": True}, 3, 8192),
+        ({"attn_implementation": "kernels-community/flash-attn3"}, 3, 8192),
+        ({}, 6, 4096),
+        ({"attn_implementation": "sdpa"}, 6, 4096),
+        ({"eager_attention": True}, 6, 4096),
+        ({"flash_attention": True, "multipack_real_batches": True}, 6, 4096),
+        ({"sdp_attention": True, "multipack_real_batches": False}, 3, 8192),
+    ],
+)
+def test_rows_of_a_step_are_axolotls(words: dict[str, Any], rows: int, tokens: int) -> None:
+    """With `multipack_real_batches` a pass is micro_batch_size bins of sequence_len tokens, else one bin of
+    all of them (`_create_multipack_sampler`, 067b021); the default is the former unless attention needs no padding."""
+    packed = {"sample_packing": True, "sequence_len": 4096, "micro_batch_size": 2, "gradient_accumulation_steps": 3}
+    found = axolotl(**packed, **words)
+    assert found.config["batch"] == {"size": rows, "row_tokens": tokens}
+    assert outcome(found, "sample_packing") == "changed"
+    assert axolotl(**(packed | words | {"sample_packing": False})).config["batch"] == {"size": 6, "micro": 2}
+
+
+def test_examples_that_see_one_another_there_are_told() -> None:
+    """`check_sample_packing_without_attention` warns of them."""
+
+    def note(**words: Any) -> str:
+        return next(note.why for note in axolotl(sample_packing=True, **words).notes if "sample_packing" in note.word)
+
+    isolated = note(sdp_attention=True)
+    assert note(flash_attention=True) == isolated
+    assert note() != isolated
+    assert note().startswith(isolated)
+
+
+def test_what_rows_cannot_be() -> None:
+    assert refused(sample_packing=True, rl="dpo", datasets=[{"path": "d", "type": "chatml.intel"}]) == {
+        "sample_packing"
+    }
+    assert refused(sample_packing=True, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
+    assert refused(attn_implementation="kernels-community/sage-attention") == {"attn_implementation"}  # in 8 bits
 
 
 def test_batch_size_is_divided_into_passes() -> None:
-    """`normalize_config` (067b021): gradient_accumulation_steps = batch_size // micro_batch_size."""
+    """`normalize_config` (067b021): gradient_accumulation_steps (default 1), or batch_size // micro_batch_size."""
     words = {"batch_size": 8, "micro_batch_size": 3}
-    assert axolotl(**words).config["batch"] == {"size": 6, "micro": 3}
-    assert axolotl(**words, sample_packing=True).config["batch"] == {"size": 2, "row_tokens": 3 * 512}
+    found = axolotl(**words)
+    assert (found.config["batch"], outcome(found, "batch_size")) == ({"size": 3, "micro": 3}, "listed")
+    unset = words | {"gradient_accumulation_steps": None}
+    assert axolotl(**unset).config["batch"] == {"size": 6, "micro": 3}
+    assert axolotl(**unset, sample_packing=True).config["batch"] == {"size": 6, "row_tokens": 512}
     assert refused(**words, gradient_accumulation_steps=2) == {"batch_size"}
-    assert refused(batch_size=2, micro_batch_size=3) == {"batch_size"}
+    assert refused(batch_size=2, micro_batch_size=3, gradient_accumulation_steps=None) == {"batch_size"}
+    assert refused(micro_batch_size=0) == {"micro_batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ({}, None),
+        ({"evals_per_epoch": 0}, None),
+        ({"eval_strategy": "no"}, None),
+        ({"eval_strategy": "epoch"}, "1 epoch"),
+        ({"evals_per_epoch": 2}, "0.5 epochs"),
+        ({"eval_steps": 20}, "20 steps"),
+    ],
+)
+def test_evaluations_are_axolotls(words: dict[str, Any], every: str | None) -> None:
+    """`_configure_save_and_eval_strategy` (067b021) sets no strategy unless one of the three is set; it saves each
+    epoch."""
+    found = axolotl(val_set_size=0.1, **words).config
+    assert (found.get("eval_every"), found["checkpoint"]["every"]) == (every, "1 epoch")
 
 
 def cosine_with_floor(step: int, warmup: int, total: int, ratio: float) -> float:

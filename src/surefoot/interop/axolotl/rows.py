@@ -90,7 +90,16 @@ _ROWS: tuple[Row, ...] = (
     joint("sequence_len", 512, ("data.max_length",), "longer examples are truncated; Axolotl drops them"),
     joint("excess_length_strategy", None, ("data.max_length",), "surefoot does truncate", type=text),
     joint("train_on_inputs", False, ("data.train_on",)),
-    joint("sample_packing", False, ("batch.row_tokens",), "micro_batch_size x sequence_len tokens"),
+    joint(
+        "sample_packing", False, ("batch.row_tokens",), "rows of sequence_len tokens, or micro_batch_size times that"
+    ),
+    joint(
+        "multipack_real_batches",
+        None,
+        ("batch.size", "batch.row_tokens"),
+        "default: true unless attention needs no padding (flash_attention_2 and similar)",
+        type=truth,
+    ),
     refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed", "leave it out"),
     # arithmetic
     joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False),
@@ -111,7 +120,7 @@ _ROWS: tuple[Row, ...] = (
     # steps
     joint("micro_batch_size", 1, ("batch.micro", "batch.size")),
     joint("gradient_accumulation_steps", 1, ("batch.size",)),
-    joint("batch_size", None, ("batch.size",), "divided by micro_batch_size", type=whole),
+    joint("batch_size", None, ("batch.size",), "beside gradient_accumulation_steps: null", type=whole),
     joint("num_epochs", 1.0, ("duration",)),
     joint("max_steps", None, ("duration",), type=whole),
     carried("learning_rate", None, "optim.lr", type=number),
