@@ -30,9 +30,9 @@ def translated(kind: Any = "chatml.intel", entry: dict[str, Any] | None = None, 
 
 METHODS = [
     ({"rl": "dpo"}, "dpo", None),
-    ({"rl": "dpo", "rl_beta": 0.2, "dpo_label_smoothing": 0.1}, "dpo", {"beta": 0.2, "label_smoothing": 0.1}),
+    ({"rl": "dpo", "rl_beta": 0.2, "dpo_label_smoothing": 0.1}, "dpo", {"beta": 0.2}),  # which TRL ignores
+    ({"rl": "dpo", "dpo_loss_type": ["ipo"], "dpo_label_smoothing": 0.1}, "dpo", {"loss": "ipo"}),
     ({"rl": "dpo", "trl": {"beta": 0.3}}, "dpo", {"beta": 0.3}),
-    ({"rl": "dpo", "rpo_alpha": 0.5}, "dpo", {"sft": 0.5}),
     ({"rl": "dpo", "dpo_loss_type": ["hinge", "sft"], "dpo_loss_weights": [1.0, 0.2]}, "dpo",
      {"loss": "hinge", "sft": 0.2}),
     ({"rl": "dpo", "precompute_ref_log_probs": True}, "dpo", {"reference": "cached"}),
@@ -73,6 +73,8 @@ REFUSED = [  # a type of records, words, the setting that is refused
     ("alpaca", {"rl": "dpo"}, "datasets"),
     ("chatml.intel", {"reward_model": True}, "datasets"),
     ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
+    ("chatml.intel", {"rl": "dpo", "rpo_alpha": 0.5}, "rpo_alpha"),  # schemas/deprecated.py raises
+    ("chatml.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/dpo has none; kto has
     ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
     ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
     ({"prompt_format": "Q: {prompt}"}, {"rl": "dpo"}, "datasets"),
@@ -109,7 +111,6 @@ TEXTS = [
     ("dpo", "chatml.intel", {"system": "Be.", "question": "Why?", **PAIR}, SYSTEM.format("Be."), CHATML),
     ("dpo", "chatml.icr", {"input": "Why?", **PAIR}, "", CHATML),
     ("dpo", "chatml.prompt_pairs", {"prompt": "Why?", **PAIR}, "", CHATML),
-    ("dpo", "chatml.argilla", {"instruction": "Why?", **PAIR}, "", CHATML),
     ("dpo", "chatml.argilla_chat", TURNS, "", CHATML),
     ("dpo", "chatml.ultra", {"prompt": "Why?", **TURNS}, "", CHATML),
     ("dpo", "llama3.intel", {"question": "Why?", **PAIR}, "", LLAMA3),

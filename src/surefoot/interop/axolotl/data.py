@@ -27,7 +27,6 @@ _CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "cha
 # Record layout -> {surefoot field: record field}. Fields that are not listed have the same name.
 _PAIRS: Mapping[str, Mapping[str, str]] = {
     "default": {},
-    "argilla": {},
     "argilla_chat": {},
     "icr": {"prompt": "input"},
     "intel": {"prompt": "question"},

@@ -26,8 +26,7 @@ METHODS: Mapping[str, tuple[str, str | None]] = {
 BETA = 0.1  # TRL's default for every method
 _LEAVE = "leave it out"
 _OWN = {
-    "dpo": ("rpo_alpha", "dpo_label_smoothing", "dpo_loss_type", "dpo_loss_weights", "precompute_ref_log_probs",
-            "rl_adapter_ref_model"),
+    "dpo": ("dpo_loss_type", "dpo_loss_weights", "precompute_ref_log_probs", "rl_adapter_ref_model"),
     "ipo": ("precompute_ref_log_probs", "rl_adapter_ref_model"),
     "kto": ("kto_desirable_weight", "kto_undesirable_weight", "rl_adapter_ref_model"),
     "orpo": ("orpo_alpha",),
@@ -73,12 +72,12 @@ ROWS: tuple[Row, ...] = (
     *(replace(row, name=f"{BLOCK}{row.name}") for row in by_name(*_BLOCK).values() if row.name != "beta"),
     joint("trl.beta", None, ("alignment.beta", "grpo.kl"), "instead of rl_beta", type=number),
     joint("orpo_alpha", None, ("alignment.beta",), "used if rl_beta is not given", type=number),
-    joint("rpo_alpha", None, ("alignment.sft",), type=number),
+    refused("rpo_alpha", None, "TRL no longer has it, and Axolotl refuses it", "give dpo_loss_type: [sigmoid, sft]"),
     joint("simpo_gamma", None, ("alignment.margin",), "TRL's default is 0.5", type=number),
     joint("cpo_alpha", None, ("alignment.sft",), "TRL's default is 1", type=number),
     joint("kto_desirable_weight", None, ("alignment.good",), type=number),
     joint("kto_undesirable_weight", None, ("alignment.bad",), type=number),
-    joint("dpo_label_smoothing", None, ("alignment.label_smoothing",), type=number),
+    listed("dpo_label_smoothing", None, "TRL does not apply it to sigmoid, ipo and hinge"),
     joint("dpo_loss_type", None, ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft"),
     joint("dpo_loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1"),
     joint("precompute_ref_log_probs", None, ("alignment.reference",), type=truth),
@@ -170,15 +169,8 @@ def set_prompted(draft: Draft) -> None:
 
 
 def _set_dpo(draft: Draft) -> None:
-    if draft["dpo_label_smoothing"]:
-        draft.set("alignment.label_smoothing", draft["dpo_label_smoothing"], "dpo_label_smoothing")
     if not set_dpo_losses(draft, "dpo_loss_type", "dpo_loss_weights", "rl"):
-        draft.drop("the losses are not supported", "dpo_loss_type", "dpo_loss_weights", "rpo_alpha")
-        return
-    if draft["rpo_alpha"] and draft.written("alignment.sft") is not None:
-        draft.refuse("rpo_alpha", "dpo_loss_type already includes sft", "keep one")
-    elif draft["rpo_alpha"]:
-        draft.set("alignment.sft", draft["rpo_alpha"], "rpo_alpha")
+        draft.drop("the losses are not supported", "dpo_loss_type", "dpo_loss_weights")
 
 
 def _set_kto(draft: Draft) -> None:
