@@ -99,6 +99,26 @@ def test_described_sets_of_pairs_and_judged_answers(stage, dataset, source):
     assert factory(stage, dataset).config["data"]["train"] == source
 
 
+@pytest.mark.parametrize("verb", ["dpo", "kto", "reward", "orpo", "cpo"])
+@pytest.mark.parametrize(("given", "outcome"), [(" --max_length 512", "changed"), ("", "assumed")])
+def test_what_trl_does_to_longer_examples_is_said(verb, given, outcome):
+    """reward leaves them out; the others keep the start, or the prompt."""
+    found = trl(f"{verb}{given}")
+    notes = [note for note in found.notes if "data.max_length" in note.keys]
+    assert (found.config["data"]["max_length"], [note.outcome for note in notes]) == (512 if given else 1024, [outcome])
+    usual = [note.why for note in trl(f"sft{given}").notes if "data.max_length" in note.keys]  # twin: sft is cut alike
+    assert [note.why for note in notes] != usual
+
+
+@pytest.mark.parametrize("verb", ["dpo", "kto", "reward"])
+def test_without_a_limit_nothing_is_cut_there_or_here(verb):
+    whys = [
+        [note.why for note in trl(f"{one} --max_length null").notes if "data.max_length" in note.keys]
+        for one in (verb, "sft")
+    ]
+    assert whys[0] == whys[1] != []
+
+
 REFUSED = [  # a stage, and words of which the last is refused
     ("dpo", {"pref_loss": "kto_pair"}),
     ("dpo", {"pref_bco_weight": 0.1}),

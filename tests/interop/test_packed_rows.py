@@ -75,8 +75,20 @@ def test_a_step_has_their_rows(given):
         (TRL | {"max_length": None}, "packing"),
         (FACTORY | {"packing": True, "neat_packing": False}, "packing"),
         (FACTORY | {"stage": "pt"}, "neat_packing"),
+        (FACTORY | {"stage": "dpo"}, "neat_packing"),
+        (FACTORY | {"stage": "pt", "packing": True, "neat_packing": False}, "packing"),
     ],
 )
 def test_rows_of_another_kind_are_refused(given, named):
     text = json.dumps(given)
     assert refused_settings(lambda: translate_file("sft.json", text, [], Options()), text=text) == [named]
+
+
+def test_llamafactory_packs_in_no_stage_of_answers_that_are_compared():
+    given = FACTORY | {"stage": "dpo", "packing": True, "neat_packing": False}
+    found = translate_file("dpo.json", json.dumps(given), [], Options())
+    assert (
+        found.config["batch"]
+        == translate_file("d.json", json.dumps(given | {"packing": None}), [], Options()).config["batch"]
+    )
+    assert {note.word.partition(":")[0]: note.outcome for note in found.notes}["packing"] == "listed"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from helpers.architectures import LLAMA, build
 from helpers.faults import raises_fault
@@ -69,6 +70,7 @@ def test_validation_takes_the_end_of_the_split() -> None:
     assert found.config["data"]["eval"]["share"] == {**share, "take": 2}
     assert found.config["eval_every"] == "50 steps"
     assert "eval" not in tune(**words).config["data"]  # without the number nothing is validated
+    assert (found.config["data"]["eval"]["split"], "split" in found.config["data"]["train"]) == ("train", False)
     other = {"_component_": "torchtune.datasets.chat_dataset"}
     assert refused(dataset_val=other, run_val_every_n_steps=5) == {"dataset_val._component_"}
 
@@ -78,6 +80,36 @@ def test_the_output_head_is_a_target() -> None:
     found = tune(model=lora | {"apply_lora_to_output": True, "apply_lora_to_mlp": False}).config["adapter"]["targets"]
     assert found == ["q_proj", "o_proj", "lm_head"]
     assert tune(model=lora).config["adapter"]["targets"] == ["q_proj", "o_proj"]
+
+
+def test_validation_reads_the_split_that_is_named_and_not_the_hubs_own() -> None:
+    kind = TUNE["dataset"]["_component_"]
+    given = {"dataset": {"source": "org/d"}, "run_val_every_n_steps": 50}
+    for more, split in (({}, "train"), ({"split": "test"}, "test")):
+        found = tune(**given, dataset_val={"_component_": kind, "source": "org/d", **more})
+        assert found.config["data"]["eval"]["split"] == split
+    assert "split" not in tune(dataset={"source": "org/d"}).config["data"]["train"]
+    files = {"_component_": kind, "source": "json", "data_files": "v.json"}
+    assert "split" not in tune(**given, dataset_val=files).config["data"]["eval"]
+
+
+@pytest.mark.parametrize("family", ["phi3.lora_phi3_mini", "phi4.lora_phi4_14b"])
+def test_where_matrices_are_fused_the_adapter_is_on_the_whole(family: str) -> None:
+    lora = {"lora_attn_modules": ["q_proj", "v_proj", "output_proj"], "apply_lora_to_mlp": True}
+    found = tune(model=lora | {"_component_": f"torchtune.models.{family}"})
+    targets = found.config["adapter"]["targets"]
+    assert targets == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+    with torch.device("meta"):
+        modules = {
+            name.rpartition(".")[2] for name, _ in Phi3ForCausalLM(Phi3Config(num_hidden_layers=1)).named_modules()
+        }
+    assert modules.issuperset(targets)
+    outcomes = {note.word.partition(":")[0]: note.outcome for note in found.notes}
+    assert [outcomes[f"model.{name}"] for name in lora] == ["changed", "changed"]
+    other = tune(model=lora | {"_component_": "torchtune.models.llama3.lora_llama3_8b"})  # twin
+    assert other.config["adapter"]["targets"] == ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    outcomes = {note.word.partition(":")[0]: note.outcome for note in other.notes}
+    assert [outcomes[f"model.{name}"] for name in lora] == ["carried", "carried"]
 
 
 TEACHER = {
@@ -126,6 +158,7 @@ def test_a_teacher_has_torchtunes_gradient(ratio: float) -> None:
         ({"optimizer": {"_component_": "torch.optim.SGD"}}, "kd_ratio"),
         ({"kd_loss": {"_component_": "torchtune.modules.loss.SymmetricKLLoss"}}, "kd_loss._component_"),
         ({"teacher_checkpointer": {"output_dir": "o"}}, "teacher_checkpointer.checkpoint_dir"),
+        ({"dataset": {"packed": True}, "tokenizer": {"max_seq_len": 64}}, "dataset.packed"),
     ],
 )
 def test_teachers_of_another_kind_are_refused(more: dict[str, Any], place: str) -> None:

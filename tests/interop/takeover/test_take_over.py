@@ -26,6 +26,7 @@ from surefoot.commands.run import prove
 from surefoot.interop.launch import Command, Options, python_words
 from surefoot.interop.registry import own_script
 from surefoot.interop.takeover.in_script.handover import HandOver
+from surefoot.interop.takeover.in_script.start import TakeOver
 from surefoot.interop.takeover.session import Taken
 from surefoot.interop.takeover.settings import check_taken, translation_of
 from surefoot.system.errors import SurefootError
@@ -300,6 +301,38 @@ def test_the_scripts_draws_and_weights_are_as_before(build, tmp_path):
     after = trainer.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(one.grad is None for one in trainer.model.parameters())
+
+
+class Answering:
+    """surefoot's side: it trains at once, and saves the base again."""
+
+    def __init__(self, base):
+        self.base, self.sent = base, []
+
+    def send(self, message):
+        self.sent.append(message["kind"])
+
+    def receive(self):
+        return {"kind": "trained", "run": str(self.base), "steps": 3, "loss": 0.5}
+
+
+def test_after_the_training_the_reference_is_on_the_device_as_well(build, base, monkeypatch):
+    """ "meta" stands for the device; a quantised model is never moved."""
+    trainer = build()
+    trainer.ref_model = AutoModelForCausalLM.from_pretrained(base)
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("meta"))
+    found = TakeOver(Answering(base), 1).train(trainer)
+    assert (found.global_step, found.training_loss) == (3, 0.5)
+    assert [one.device.type for one in (trainer.model, trainer.ref_model)] == ["meta", "meta"]
+
+
+def test_twin_a_quantised_reference_stays_where_it_is(build, base, monkeypatch):
+    trainer = build()
+    trainer.ref_model = AutoModelForCausalLM.from_pretrained(base)
+    trainer.ref_model.config.quantization_config = {}
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("meta"))
+    TakeOver(Answering(base), 1).train(trainer)
+    assert [one.device.type for one in (trainer.model, trainer.ref_model)] == ["meta", "cpu"]
 
 
 def test_files_of_others_are_not_replaced(build, tmp_path):

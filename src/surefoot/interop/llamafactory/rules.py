@@ -201,12 +201,14 @@ def set_packing(draft: Draft) -> None:
         draft.note("packing", "carried", "", "batch.row_tokens")
         set_rows(draft, draft["cutoff_len"], "neat_packing", "cutoff_len", why=_KNAPSACK)
         return
-    if packing or neat:
-        draft.refuse(
-            "packing" if packing else "neat_packing", _ATTENDS, "add neat_packing: true in stage sft, or leave it out"
-        )
+    if neat:
+        draft.refuse("neat_packing", "LLaMA-Factory packs in this way in stage sft only", "leave it out")
         return
-    draft.drop("is off or not set", "packing", "neat_packing")
+    if packing and draft["stage"] in ("pt", "sft"):
+        fix = "add neat_packing: true, or leave it out" if draft["stage"] == "sft" else "leave it out"
+        draft.refuse("packing", _ATTENDS, fix)
+        return
+    draft.drop("has no effect in this stage" if packing else "is off or not set", "packing", "neat_packing")
     if draft["stage"] == "pt" and draft["packing"] is None:
         joined = "LLaMA-Factory concatenates texts in this stage: batches count rows of cutoff_len there, texts here"
         draft.note("stage", "changed", joined, "batch.size")

@@ -9,7 +9,7 @@ from surefoot.config.dump import shown
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
 from surefoot.interop.shared_rules import counted, parse_split, short_sources
-from surefoot.interop.torchtune.rows import last_name
+from surefoot.interop.torchtune.rows import family, last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 _EVERY = ("_component_", "source", "data_files", "split", "name")
@@ -108,7 +108,9 @@ class _Dataset:
         if files is not None:
             return {"path": files, **self._layout(), **part}
         subset = {"subset": self["name"]} if self["name"] else {}
-        return {"path": path, **subset, **({"split": split} if split != "train" else {}), **self._layout(), **part}
+        # surefoot evaluates on a validation or test split, and torchtune on the split that is named.
+        named = {"split": split} if split != "train" or self.group == "dataset_val" else {}
+        return {"path": path, **subset, **named, **self._layout(), **part}
 
     def _layout(self) -> dict[str, Any]:
         """Return format and columns."""
@@ -134,7 +136,7 @@ def _renamed(columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _family(draft: Draft) -> str:
-    return str(draft["tokenizer._component_"] or draft["model._component_"]).split(".")[-2:][0]
+    return family(draft["tokenizer._component_"] or draft["model._component_"])
 
 
 def _is_bare(draft: Draft) -> bool:

@@ -39,6 +39,11 @@ def last_name(component: Any) -> str:
     return str(component or "").rpartition(".")[2]
 
 
+def family(component: Any) -> str:
+    """Return the module that the component is in: of torchtune.models.phi3.lora_phi3_mini, phi3."""
+    return str(component or "").split(".")[-2:][0]
+
+
 _DATASET: tuple[Row, ...] = (
     joint("dataset._component_", None, ("data.train", "data.format", "data.template"), type=text),
     joint("dataset.source", None, ("data.train",), type=text),

@@ -5,10 +5,13 @@ from __future__ import annotations
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
 from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, set_keep, set_rows, switch
-from surefoot.interop.torchtune.rows import last_name
+from surefoot.interop.torchtune.rows import family, last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
-_MLP = ["gate_proj", "up_proj", "down_proj"]
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_FUSED = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"), **dict.fromkeys(_MLP[:2], "gate_up_proj")}
+_FUSING = ("phi3", "phi4")  # families whose checkpoints have the matrices of _FUSED, which torchtune splits
+_ONE_ADAPTER = "torchtune splits this matrix of the model and adapts the parts named; here one adapter is on all of it"
 _OPTIMIZERS = {
     "torch.optim.AdamW": "adamw",
     "bitsandbytes.optim.AdamW": "adamw",
@@ -59,12 +62,18 @@ def set_adapter(draft: Draft) -> None:
             "model.lora_attn_modules", f"torchtune has no {unknown[0]}", f"choose from {', '.join(_ATTENTION)}"
         )
         return
-    targets = [_ATTENTION[name] for name in named] + (_MLP if draft["model.apply_lora_to_mlp"] else [])
+    with_mlp = draft["model.apply_lora_to_mlp"]
+    targets = [*(_ATTENTION[name] for name in named), *(_MLP if with_mlp else ())]
     targets += ["lm_head"] if draft["model.apply_lora_to_output"] else []
     if not targets:
         draft.refuse("model.lora_attn_modules", "names no module", "name at least one")
         return
-    draft.set("adapter.targets", targets, *words[:3])
+    fused = _FUSED if family(draft["model._component_"]) in _FUSING else {}
+    draft.set("adapter.targets", list(dict.fromkeys(fused.get(name, name) for name in targets)), *words[:3])
+    if any(name in fused for name in named):
+        draft.note("model.lora_attn_modules", "changed", _ONE_ADAPTER, "adapter.targets")
+    if fused and with_mlp:
+        draft.note("model.apply_lora_to_mlp", "changed", _ONE_ADAPTER, "adapter.targets")
 
 
 def set_length(draft: Draft) -> None:
@@ -125,6 +134,8 @@ def set_teacher(draft: Draft) -> None:
         draft.refuse(name, "a divergence and a teacher belong together", fix)
     elif draft.written("stage") != "sft":
         draft.refuse("dataset._component_", "surefoot distills on answers, not on plain texts", "use another dataset")
+    elif draft["dataset.packed"]:
+        draft.refuse("dataset.packed", "surefoot distills on examples, not on packed rows", "leave it out")
     elif not 0 < ratio <= 1 or "Adam" not in str(draft["optimizer._component_"]) or draft["clip_grad_norm"]:
         # sft + divergence is the same loss times 1 / kd_ratio, and only AdamW's step does not see a factor.
         what = "surefoot weighs the cross entropy, not the divergence, which is the same with AdamW and no clipping"

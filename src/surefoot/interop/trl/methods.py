@@ -37,9 +37,11 @@ def _dropped(value: bool) -> float | str:
     return 0.0 if value else "own"
 
 
+_CUTS = "surefoot cuts the prompt's beginning first, down to a quarter of the length, then the answer's end"
 _ALL: tuple[Row, ...] = (
     carried("disable_dropout", True, "model.dropout", _dropped),
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
+    refused("truncation_mode", "keep_start", _CUTS, "leave it out"),
 )
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
@@ -156,7 +158,22 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
     return True
 
 
+def _set_length(draft: Draft, there: str) -> None:
+    """Say what differs for examples that are too long. there: what TRL does."""
+    if (limit := draft["max_length"]) != ALL_POSITIONS:
+        draft.set("data.max_length", limit, "max_length", why=f"{there}; {_CUTS}")
+
+
+_KEEPS_START = "TRL keeps the start of prompt and answer, and leaves out an example whose prompt alone is as long"
+_KEEPS_PROMPT = "TRL keeps the whole prompt and cuts both answers"
+
+
+def _set_kto(draft: Draft) -> None:
+    _set_length(draft, _KEEPS_START)
+
+
 def _set_dpo(draft: Draft) -> None:
+    _set_length(draft, _KEEPS_START)
     if not set_dpo_losses(draft, "loss_type", "loss_weights"):
         return
     reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
@@ -164,6 +181,7 @@ def _set_dpo(draft: Draft) -> None:
 
 
 def _set_cpo(draft: Draft) -> None:
+    _set_length(draft, _KEEPS_PROMPT)
     kind, alpha = draft["loss_type"], draft["cpo_alpha"]
     if kind not in ("sigmoid", "simpo"):
         draft.refuse(
@@ -190,10 +208,12 @@ def _set_cpo(draft: Draft) -> None:
 
 
 def _set_orpo(draft: Draft) -> None:
+    _set_length(draft, _KEEPS_PROMPT)
     draft.set("alignment.loss", "orpo", why="the script's method")
 
 
 def _set_reward(draft: Draft) -> None:
+    _set_length(draft, "TRL leaves out a pair with a longer side")
     draft.assume("a classification head without bias", "a value head here, saved as value_head.safetensors", "stage")
 
 
@@ -238,7 +258,7 @@ class Method:
 
 METHODS: Mapping[str, Method] = {
     "dpo": Method("dpo", _DPO, _set_dpo),
-    "kto": Method("kto", _KTO),
+    "kto": Method("kto", _KTO, _set_kto),
     "reward": Method("reward", _REWARD, _set_reward),
     "orpo": Method("dpo", _ORPO, _set_orpo),
     "cpo": Method("dpo", _CPO, _set_cpo),

@@ -72,22 +72,23 @@ class TakeOver:
             folder = Path(trainer.args.output_dir).resolve() / FOLDER
             handed = HandOver(trainer, folder)
             handed.write(resume_from_checkpoint, self._processes)
-        to_cpu(trainer.model, getattr(trainer, "ref_model", None))  # from here on the run needs the device
+        moved = to_cpu(trainer.model, getattr(trainer, "ref_model", None))  # from here on the run needs the device
         with _interrupted_by_surefoot():
             self._channel.send({"kind": "handed over", "folder": str(folder)})
             while (message := self._channel.receive())["kind"] == "loss":
                 with _unchanged_draws():
                     found = handed.loss_of(message["rows"], message["dropped"])
                 self._channel.send({"kind": "loss", **found})
+        load_trained(trainer.model, Path(message["run"]))
+        for model in moved:
+            model.to(trainer.args.device)
         return _finish(trainer, Path(message["run"]), message["steps"], message["loss"])
 
 
 def _finish(trainer: Any, run: Path, steps: int, loss: float | None) -> Any:
-    """Load the trained weights into the script's model, and return what train() returns."""
+    """Write the run's log into the script's trainer, and return what train() returns."""
     from transformers.trainer_utils import TrainOutput
 
-    load_trained(trainer.model, run)
-    trainer.model.to(trainer.args.device)
     trainer.state.global_step = steps
     log = run / "trainer_log.jsonl"
     trainer.state.log_history = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []

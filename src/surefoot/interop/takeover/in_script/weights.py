@@ -205,14 +205,16 @@ def _equal(one: Any, other: Any) -> bool:
     return one.shape == other.shape and bool((one.to(other.device) == other).all())
 
 
-def to_cpu(*models: Any) -> None:
+def to_cpu(*models: Any) -> list[Any]:
+    """Move the models to CPU memory, but not quantised ones. Returns those that it moved; None is no model."""
     import torch
 
-    for model in models:
-        if model is not None and getattr(model.config, "quantization_config", None) is None:
-            model.to("cpu")
+    moved = [one for one in models if one is not None and getattr(one.config, "quantization_config", None) is None]
+    for model in moved:
+        model.to("cpu")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    return moved
 
 
 def load_trained(model: Any, run: Path) -> None:
