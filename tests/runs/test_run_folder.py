@@ -148,7 +148,7 @@ class TestWhoseFolder:
         assert [fault.where for fault in caught.value.faults] == ["data.template", "data.train"]
         (stopped / "mine.json").unlink()
         assert look(config(data=sources | {"template": "chatml"}), "overwrite").mode == "overwrite"
-        monkeypatch.setattr(occupied, "is_file", lambda name: False)  # twin
+        monkeypatch.setattr(occupied, "is_users_own", lambda name: False)  # twin
         assert look(config(data=sources), "overwrite").mode == "overwrite"
 
     @pytest.mark.parametrize("mode", ["new", "resume"])
