@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 
-from interop.small_configs import outcome, translated
+from helpers.faults import refused_settings
+from interop.small_configs import outcome, text_of, translated
 from surefoot.interop.axolotl.trained import TOWERS
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import InputError
@@ -305,3 +306,51 @@ def test_thoughts_and_loading_of_a_data_set_have_notes() -> None:
     assert {outcome(found, f"datasets[0].{name}") for name in entry} == {"listed"}
     assert refused(datasets=[CHAT["datasets"][0] | {"field_thinking": "steps"}]) == {"datasets"}
     assert json.dumps(found.config).count("thinking") == 0
+
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("words", "entry"),
+    [
+        ({"chat_template": "jinja", "chat_template_jinja": TEMPLATE}, {}),
+        ({"chat_template_jinja": TEMPLATE}, {}),
+        ({"chat_template": "chatml"}, {"chat_template": "jinja", "chat_template_jinja": TEMPLATE}),
+    ],
+)
+def test_the_text_of_a_template_is_taken(words: dict[str, Any], entry: dict[str, Any]) -> None:
+    found = axolotl(datasets=[CHAT["datasets"][0] | entry], **words)
+    assert (found.config["data"]["template"], found.config["bos"]["prepend"]) == (TEMPLATE, "tokenizer")
+
+
+def test_twin_a_template_that_is_not_there() -> None:
+    assert refused(**CHAT, chat_template="jinja") == {"datasets"}
+    theirs = [CHAT["datasets"][0] | {"chat_template": "jinja"}]  # Axolotl does not take the config's text for it
+    assert refused(datasets=theirs, chat_template="jinja", chat_template_jinja=TEMPLATE) == {"datasets"}
+    assert axolotl(**CHAT, chat_template="jinja", chat_template_jinja="t.jinja").config["data"]["template"] == "t.jinja"
+
+
+PAIRS: dict[str, Any] = {"path": "d.jsonl", "type": "chat_template.default"}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"lr_scheduler": "polynomial", "learning_rate": None}, "learning_rate"),
+        ({"lr_scheduler": "polynomial", "learning_rate": 0}, "learning_rate"),
+        ({"datasets": [PAIRS | {"message_property_mappings": ["role"]}], "rl": "dpo"}, "datasets"),
+        ({"datasets": [PAIRS | {"type": ["alpaca"]}]}, "datasets"),
+        ({"datasets": [PAIRS | {"type": ["alpaca"]}], "reward_model": True}, "datasets"),
+        ({"datasets": [PAIRS | {"type": {"field": "text"}}]}, "datasets"),
+        ({"datasets": [PAIRS | {"type": "alpaca", "data_files": []}]}, "datasets"),
+    ],
+)
+def test_odd_values_are_one_fault_with_its_line(words: dict[str, Any], name: str) -> None:
+    text = text_of("axolotl", **words)
+    assert refused_settings(lambda: axolotl(**words), text=text) == [name]
+
+
+def test_the_end_of_a_polynomial() -> None:
+    """transformers' `lr_end` is 1e-7."""
+    assert axolotl(lr_scheduler="polynomial", learning_rate=1e-5).config["optim"]["floor"] == pytest.approx(0.01)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import posixpath
-from typing import Any
 
+from surefoot.config.dump import shown
 from surefoot.interop.draft import Draft
-from surefoot.interop.settings import names
+from surefoot.interop.settings import names, number
 from surefoot.interop.shared_rules import (
     KEEP_ALL,
     counted,
@@ -73,23 +73,41 @@ _FIXED = {
 }
 
 
+_ENDS = {"polynomial": ("lr_end",), "cosine_with_min_lr": ("min_lr", "min_lr_rate")}
+_LR_END = 1e-7  # of polynomial
+
+
 def _set_floor(draft: Draft, setting: str) -> None:
     """Set optim.floor for the schedules of transformers that end above 0. setting: the tool's name for the schedule."""
     name, words = str(draft[setting]), "lr_scheduler_kwargs"
     given = dict(draft[words] or {}) if words in draft.rows and draft.rows[words].kind == "joint" else {}
-    floor: Any = 0.0
-    if name == "polynomial" and "learning_rate" in draft.rows:
-        floor = given.pop("lr_end", 1e-7) / draft["learning_rate"]
-    elif name == "polynomial":
+    ends: dict[str, float] = {}
+    for key in _ENDS.get(name, ()):
+        if (value := given.pop(key, None)) is not None:
+            try:
+                ends[key] = number(value)
+            except ValueError as error:
+                draft.refuse(words, f"{key}: expected {error}, got {shown(value)}")
+                return
+    if name == "polynomial" and "learning_rate" not in draft.rows:
         draft.refuse(setting, f"surefoot reads no {name} of {draft.dialect.tool}", "use linear")
-    elif name == "cosine_with_min_lr":
-        lowest, floor = given.pop("min_lr", None), given.pop("min_lr_rate", None)
-        if (lowest is None) == (floor is None):
-            draft.refuse(setting, f"{name} takes min_lr or min_lr_rate", f"give one of them in {words}")
+        return
+    if name == "cosine_with_min_lr" and len(ends) != 1:
+        draft.refuse(setting, f"{name} takes min_lr or min_lr_rate", f"give one of them in {words}")
+        return
+    floor = ends.get("min_lr_rate", 0.0)
+    lowest = ends.get("min_lr", ends.get("lr_end", _LR_END if name == "polynomial" else 0.0))
+    if lowest:
+        rate = draft["learning_rate"]
+        if rate is None:  # required, as another rule says
             return
-        floor = lowest / draft["learning_rate"] if floor is None else floor
+        if rate <= 0:
+            draft.refuse("learning_rate", f"expected a rate above {lowest:g}, with which {name} ends, got {rate:g}")
+            return
+        floor = lowest / rate
     if not 0 <= floor < 1:
-        draft.refuse(words, f"expected a final rate from 0, and below the learning rate, got {floor:g} of it")
+        what = f"expected a final rate from 0, and below the learning rate, got {floor:g} of it"
+        draft.refuse(words if draft.given(words) else setting, what)
         return
     for key, value in given.items():
         if value is not None and value != _FIXED.get(name, {}).get(key, ""):

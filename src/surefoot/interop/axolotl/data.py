@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.dump import shown
-from surefoot.families.templates import OWN, OWN_OR, find_row
+from surefoot.families.templates import OWN, OWN_OR, find_row, is_jinja
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
@@ -142,12 +142,22 @@ _OF_A_FAMILY: Mapping[str, str] = {
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
 _FALLBACK = "tokenizer_default_fallback_"
+_TEMPLATE_WORDS = ("chat_template", "chat_template_jinja")
 _LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
 _WITHOUT = {"trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
     ("field_thinking", "template_thinking_key"), "thoughts in this field of an answer are learned")}  # fmt: skip
 _LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
-_READ = ("path", "type", "data_files", "chat_template", "conversation", "field", "field_messages")
+_READ = (
+    "path",
+    "type",
+    "data_files",
+    "chat_template",
+    "chat_template_jinja",
+    "conversation",
+    "field",
+    "field_messages",
+)
 _CONVERTED = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
 _THOUGHTS = ("field_thinking", "template_thinking_key")  # thoughts in these fields of an answer are read and learned
@@ -233,19 +243,22 @@ class Sources:
         word, where = f"{self.name}[{number}].path: {path}", self.draft.where(self.name)
         self.draft.add_note(Note(word, "listed", (), "data_files names the file", where))
         if len(files) != 1:
-            self._refuse(number, "data_files", "names several files", "give each its own entry")
+            self._refuse(number, "data_files", f"expected one file, got {len(files)}", "give each its own entry")
+            return path
         return str(files[0])
 
     def _kind(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
         kind = given.get("type")
-        if self.stage == "grpo":
+        if not isinstance(kind, str | dict | None):
+            self._refuse(number, "type", f"expected a name or a layout of your own, got {shown(kind)}")
+        elif self.stage == "grpo":
             if kind is not None:
                 what = f"{shown(kind)} is code that changes the records"
                 fix = "write what it makes into a file, with prompt and the fields of the rewards, and leave it out"
                 self._refuse(number, "type", what, fix)
         elif self.stage is not None:
             self._compared(self.stage, number, given, source)
-        elif kind in _ALPACA:
+        elif isinstance(kind, str) and kind in _ALPACA:
             source["format"] = "alpaca"
             self._conversations(_ALPACA[kind])
         elif kind in ("chat_template", "chat_template.default"):
@@ -270,7 +283,7 @@ class Sources:
         except Refusal as refusal:
             self._refuse(number, "type", refusal.what, refusal.fix)
             return
-        mapping = given.get("message_property_mappings") or {}
+        mapping = self._mapping(number, given, "message_property_mappings")
         turns = (given.get("message_field_role") or mapping.get("role") or "role",
                  given.get("message_field_content") or mapping.get("content") or "content")  # fmt: skip
         if turns not in (("role", "content"), ("from", "value")):
@@ -283,9 +296,9 @@ class Sources:
 
     def _chat_template(self, number: int, given: Mapping[str, Any]) -> str:
         """Return the template of the entry, else of the config."""
-        self.uses_chat_template |= not given.get("chat_template")
-        requested = given.get("chat_template") or self.draft["chat_template"] or "tokenizer_default"
-        return self._template(number, str(requested))
+        own = _named_template(given)
+        self.uses_chat_template |= not own
+        return self._template(number, own or _configs_template(self.draft))
 
     def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
         roles = self._mapping(number, given, "roles").values()
@@ -324,9 +337,7 @@ class Sources:
                 self._refuse(number, key, "surefoot trains on the end of every trained turn", "leave it out")
 
     def _template(self, number: int, requested: str) -> str:
-        if requested == "jinja":
-            requested = str(self.draft["chat_template_jinja"] or "")
-        if requested.endswith(".jinja"):
+        if _is_own(requested):
             return requested
         name = requested.removeprefix(_FALLBACK)
         if name in _OF_A_FAMILY and _OF_A_FAMILY[name] in str(self.draft["base_model"]).lower():
@@ -334,7 +345,7 @@ class Sources:
             return OWN
         if name not in TEMPLATES:
             known = ", ".join(TEMPLATES)
-            fix = f"use one of {known}; or chat_template: jinja, with a copy of it in chat_template_jinja: FILE.jinja"
+            fix = f"use one of {known}; or chat_template: jinja, with its text or FILE.jinja in chat_template_jinja"
             self._refuse(
                 number, "chat_template", f"surefoot has no equivalent of Axolotl's template {shown(name)}", fix
             )
@@ -353,23 +364,37 @@ class Sources:
         self.draft.refuse(self.name, f"[{number}].{key}: {what}", fix)
 
 
+def _named_template(settings: Mapping[str, Any]) -> str:
+    """Return the template of the config or of an entry: a name, a .jinja file, or Jinja's text; empty for none."""
+    name, own = settings.get("chat_template"), settings.get("chat_template_jinja")
+    return str(own if own and name in (None, "jinja") else name or "")
+
+
+def _configs_template(draft: Draft) -> str:
+    return _named_template({key: draft[key] for key in _TEMPLATE_WORDS}) or "tokenizer_default"
+
+
+def _is_own(template: str) -> bool:
+    return template.endswith(".jinja") or is_jinja(template)
+
+
 def _set_prompts(draft: Draft, sources: list[Any]) -> None:
     """Set the template of prompts: texts have none, conversations the config's or the tokenizer's."""
     record = draft.options.first(sources[0]["path"]) if sources else None
     if record is not None and isinstance(record.get("prompt"), str):
-        draft.drop("texts use no template", "chat_template", "chat_template_jinja")
+        draft.drop("texts use no template", *_TEMPLATE_WORDS)
         set_template(draft, texts=True, seen=True)
         return
-    named = draft["chat_template"] or "tokenizer_default"
-    own = draft["chat_template_jinja"] if named == "jinja" else TEMPLATES.get(named, ("",))[0]
+    named = _configs_template(draft)
+    own = named if _is_own(named) else TEMPLATES.get(named, ("",))[0]
     if not own:
         draft.refuse("chat_template", f"surefoot has no equivalent of Axolotl's template {named}", "use jinja with it")
     elif own == OWN:
-        draft.drop("is the default", "chat_template", "chat_template_jinja")
+        draft.drop("is the default", *_TEMPLATE_WORDS)
         set_template(draft, texts=False, seen=record is not None)
     else:
         why = "" if record is not None else "for conversations; texts use no template there"
-        draft.set("data.template", own, "chat_template", "chat_template_jinja", why=why)
+        draft.set("data.template", own, *_TEMPLATE_WORDS, why=why)
         draft.set("bos.prepend", TEMPLATES.get(named, ("", "tokenizer"))[1], why="the chat template decides")
 
 
@@ -411,11 +436,10 @@ def set_data(draft: Draft) -> None:
         return
     if stage is None and templates:
         draft.set("bos.prepend", train.bos, why="in Axolotl the chat template decides, or the tokenizer for alpaca")
-    words = ("chat_template", "chat_template_jinja")
     _set_ends(draft, templates if stage is None and train.uses_turns else [])
     draft.note("tokenizer_use_mistral_common", "changed" if draft["tokenizer_use_mistral_common"] else "listed",
                draft.rows["tokenizer_use_mistral_common"].about)  # fmt: skip
     if templates:
-        draft.set("data.template", templates[0], "datasets", *(words if rendered else ()))
+        draft.set("data.template", templates[0], "datasets", *(_TEMPLATE_WORDS if rendered else ()))
     if not rendered:
-        draft.drop("no dataset uses it", *words)
+        draft.drop("no dataset uses it", *_TEMPLATE_WORDS)

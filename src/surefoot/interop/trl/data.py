@@ -15,7 +15,7 @@ from surefoot.config.dump import shown
 from surefoot.families.templates import BY_RECORD, OWN
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.settings import Refusal, Row, carried, group, joint, text
+from surefoot.interop.settings import Refusal, Row, carried, group, joint, number, text
 from surefoot.interop.shared_rules import parse_split
 from surefoot.interop.translation import Note
 
@@ -131,13 +131,17 @@ def _entries(draft: Draft, setting: str) -> list[dict[str, Any]]:
     for at, entry in enumerate(held):
         for key in entry.keys() - known.keys():
             draft.refuse(setting, f"[{at}].{key}: unknown setting of TRL", f"choose from {', '.join(known)}")
+        columns = entry.get("columns")
+        if columns is not None and not (isinstance(columns, list) and all(isinstance(one, str) for one in columns)):
+            draft.refuse(setting, f"[{at}].columns: expected a list of names, got {shown(columns)}")
+            return []
     return [{known[key]: value for key, value in entry.items() if key in known} for entry in held]
 
 
 def selected_columns(draft: Draft) -> set[str]:
     """Return the columns that a mixture selects; empty if it takes all."""
     setting = _mixture_name(draft)
-    return {str(one) for entry in (_entries(draft, setting) if setting else ()) for one in entry.get("columns") or ()}
+    return {one for entry in (_entries(draft, setting) if setting else ()) for one in entry.get("columns") or ()}
 
 
 def _mixture(draft: Draft, setting: str) -> list[Any]:
@@ -202,6 +206,11 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
     split, share, name = draft["dataset_test_split"], draft["test_split_size"], "test_split_size"
     if (mixture := _mixture_name(draft)) == "dataset_mixture":
         share, name = draft[mixture].get("test_split_size"), mixture
+        try:
+            share = None if share is None else number(share)
+        except ValueError as error:
+            draft.refuse(mixture, f"test_split_size: expected {error}, got {shown(share)}")
+            return
     if share:
         draft.set("data.eval", int(share) if share >= 1 else share, name, why=_DRAWN if name == mixture else "")
         draft.drop("test_split_size takes precedence", "dataset_test_split", "test_split_size")
