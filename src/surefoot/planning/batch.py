@@ -90,10 +90,10 @@ def plan_batch(
     size = Choice(request.size, f"{'asked for' if asked else 'the usual size'}{unit}", "user" if asked else "default")
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, room = _automatic(size, count, decide, forecast, lighter, busy, longest, world, notes)
-        return (
-            _in_tokens(plan, count, lengths, longest, work.rows, kind, world) if documents and lengths else plan
-        ), room
+        plan, needed = _automatic(size, count, decide, forecast, lighter, busy, longest, world, notes)
+        if documents and lengths:
+            plan = _in_tokens(plan, count, lengths, longest, work.rows, kind, world)
+        return plan, needed
     choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
     _warn(plan, lighter(request.micro, choice), request.micro, longest, notes)

@@ -96,9 +96,8 @@ def apportion(total: int, weights: Sequence[float], most: Sequence[int] | None =
 
 
 # First number of a random stream's key: each use of the seed has its own stream.
-EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL, EVALUATIONS, OWN, ROWS = range(
-    13
-)
+EPOCHS, HELD_OUT, SOURCES, TURNS, MINIBATCHES, ANSWERS, TEXTS, SHARES, REDRAWS, CONTROL, EVALUATIONS = range(11)
+OWN, ROWS = 11, 12
 
 
 @functools.lru_cache(maxsize=4)  # the current epoch and the next, which is prefetched near the border
