@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import transformers
 
 from helpers.faults import refused_settings
 from interop.small_configs import outcome, text_of, translated
+from surefoot.interop.axolotl.rows import ALIASES, ROWS
 from surefoot.interop.axolotl.trained import TOWERS
-from surefoot.interop.translation import Translation
+from surefoot.interop.translation import Translation, as_yaml, to_json
 from surefoot.system.errors import InputError
 from surefoot.training.optimizer import Schedule
 
@@ -293,6 +295,46 @@ def test_unfrozen_parts_beside_an_adapter_or_a_tower() -> None:
     language = ["model.language_model.*", "lm_head"]
     assert axolotl(**CHAT, **SEEING, unfrozen_parameters=language).config.get("vision", {}) == {}  # frozen
     assert refused(**CHAT, **SEEING, unfrozen_parameters=["model.*", "lm_head"]) == {"unfrozen_parameters"}
+
+
+# Its settings and their defaults: the fields of `AxolotlInputConfig` (067b021), without the block `trl:`.
+KEYS = json.loads((Path(__file__).parent / "facts" / "axolotl.json").read_text())
+
+
+def test_every_setting_of_its_schema_has_a_row() -> None:
+    named = [*KEYS, "lora_exclude_module"]
+    assert [name for name in named if ALIASES.get(name, name) not in ROWS] == ["lora_exclude_module"]
+    both = [name for name in KEYS if name in ROWS and ROWS[name].default and KEYS[name]]
+    assert len(both) > 10
+    assert [name for name in both if ROWS[name].default != KEYS[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"lora_exclude_modules": ["q_proj"]}, "lora_exclude_modules"),
+        ({"dataset_shard_num": 4, "dataset_shard_idx": 0}, "dataset_shard_idx"),
+        ({"image_size": 512}, "image_size"),
+        ({"use_onebitllms": True}, "use_onebitllms"),
+        ({"peft_ensure_weight_tying": True}, "peft_ensure_weight_tying"),
+        ({"use_onebitllms": False, "peft_ensure_weight_tying": False, "dion_lr": 0.1}, None),
+    ],
+)
+def test_rows_that_change_what_is_trained_are_refused(words: dict[str, Any], name: str | None) -> None:
+    if name is None:
+        assert {outcome(axolotl(**words), one) for one in words} == {"listed"}
+    else:
+        assert refused(**words) == {name}
+
+
+def test_a_key_of_a_tracker_is_hidden() -> None:
+    found = axolotl(comet_api_key="abc123secret", comet_mode="get")
+    assert "abc123secret" not in json.dumps(to_json(found)) + as_yaml(found)
+
+
+def test_an_empty_block_is_none() -> None:
+    assert axolotl(trl=None) == axolotl()
+    assert refused(trl=5) == {"trl"}
 
 
 def test_sizes_of_one_divide_nothing() -> None:

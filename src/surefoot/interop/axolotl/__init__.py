@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document
@@ -67,10 +68,11 @@ def _read(document: Document) -> list[Word]:
     """Return every top-level key, and those of the block `trl:` under their dotted names."""
     found: list[Word] = []
     for word in read_document(document):
-        if word.name != BLOCK[:-1] or not isinstance(word.value, dict):
+        block: Any = None if word.name != BLOCK[:-1] else {} if word.value is None else word.value
+        if not isinstance(block, dict):
             found.append(word)
             continue
-        for key, value in word.value.items():
+        for key, value in block.items():
             name = f"{BLOCK}{key}"
             at = document.keys.get(name)
             where = word.where if at is None else f"{document.path}:{at.line}:{at.column}"

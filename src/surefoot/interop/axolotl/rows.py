@@ -47,6 +47,29 @@ def _flag_or_word(value: Any) -> bool | str:
     return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value).lower(), str(value))
 
 
+# A setting that is refused -> those that say how.
+_PARTS: Mapping[str, str] = {
+    "loraplus_lr_ratio": "loraplus_lr_embedding",
+    "relora": "relora_prune_method relora_cpu_offload",
+    "jagged_restart_steps": "jagged_restart_warmup_steps jagged_restart_anneal_steps",
+    "lisa_n_layers": "lisa_layers_attribute",
+    "optimizer: dion": "dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of",
+    "optimizer: q_galore_adamw8bit": "qgalore_rank qgalore_update_proj_gap qgalore_scale qgalore_proj_type "
+    "qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj "
+    "qgalore_queue_size",
+    "use_pose": "pose_split_on_token_ids pose_max_context_len pose_num_chunks",
+    "use_eaft": "eaft_alpha eaft_k",
+    "scaling_softmax": "scaling_softmax_factor scaling_softmax_bias",
+    "pretraining_dataset": "pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation "
+    "streaming_multipack_buffer_size",
+    "do_bench_eval": "bench_dataset bench_split",
+    "fp8": "fp8_enable_fsdp_float8_all_gather",
+    "context_parallel_size": "heads_k_stride ring_attn_func",
+    "use_ray": "ray_run_name ray_num_workers resources_per_worker",
+    "use_otel_metrics": "otel_metrics_host otel_metrics_port",
+}
+
+
 _ROWS: tuple[Row, ...] = (
     # model
     carried("base_model", None, "model.path", type=text),
@@ -168,7 +191,7 @@ _ROWS: tuple[Row, ...] = (
         "surefoot reads this from the model's own files",
         "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy "
         "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
-        "lora_fan_in_fan_out strict",
+        "lora_fan_in_fan_out strict cls_model_config",
     ),
     listed("trust_remote_code", None, "surefoot runs no code from a model's repository"),
     *_listed(
@@ -177,7 +200,8 @@ _ROWS: tuple[Row, ...] = (
         "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
         "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
         "skip_prepare_dataset eval_batch_size do_causal_lm_eval include_tokens_per_second include_tkps "
-        "gc_steps gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit",
+        "gc_steps gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit "
+        "qlora_sharded_model_loading",
     ),
     *_listed(
         "padding is masked by position and does not affect results",
@@ -192,7 +216,8 @@ _ROWS: tuple[Row, ...] = (
         "liger_glu_activation liger_swiglu liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
         "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms liger_rms_norm_gated "
         "fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs flash_optimum lora_on_cpu "
-        "model_quantization_config_kwargs",
+        "model_quantization_config_kwargs selective_checkpointing large_head_attention flash_attn_d512 sdpa_varlen "
+        "tiled_mlp_num_shards tiled_mlp_use_original_mlp torch_compile_options fp32_norm_classes",
     ),
     *_listed(
         "affects how experts are computed, not results",
@@ -207,7 +232,9 @@ _ROWS: tuple[Row, ...] = (
     *_listed(
         "surefoot does not have this tracker; the log is in the run folder",
         "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
-        "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer",
+        "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer "
+        "comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online "
+        "comet_experiment_config",
     ),
     *_listed(
         "is for multi-process launchers; surefoot starts its own processes",
@@ -217,7 +244,7 @@ _ROWS: tuple[Row, ...] = (
     *_listed(
         "checkpoints are safetensors in the run folder and can be resumed from",
         "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
-        "metric_for_best_model greater_is_better",
+        "metric_for_best_model greater_is_better merge_method fsdp_final_state_dict_type",
     ),
     *_listed(
         "is set by the tracker's own environment variables",
@@ -234,6 +261,13 @@ _ROWS: tuple[Row, ...] = (
         "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
         "gradio_server_port gradio_max_new_tokens gradio_temperature",
     ),
+    *_listed("rows of new tokens, which surefoot does not add", "mean_resizing_embeddings"),
+    *_listed("frozen weights keep their type here", "embeddings_skip_upcast"),
+    *_listed("an adapter's weights are kept in fp32", "peft_autocast_adapter_dtype"),
+    *_listed("answers are found by the template", "role_boundaries"),
+    *_listed("surefoot evaluates the loss", "eval_causal_lm_metrics"),
+    *_listed("Axolotl counts them itself", "total_supervised_tokens"),
+    *(row for setting, names_of in _PARTS.items() for row in _listed(f"belongs to {setting}", names_of)),
     *METHOD_ROWS,
     joint("deepspeed", None, _ENGINE, "a JSON file, translated key by key: ZeRO stage, offloading", type=file_or_group),
     joint("fsdp", None, _ENGINE, "full_shard and similar; with offload, everything in host memory"),
@@ -256,6 +290,13 @@ _ROWS: tuple[Row, ...] = (
     *(refused(name, None, _WHOLE, _SHARDED, same=(1,)) for name in _SIZES),
     *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
     *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
+    *_refused("surefoot adapts what lora_target_modules name", "name the modules that remain", "lora_exclude_modules"),
+    *_refused(
+        "pictures are read by the model's own processor",
+        "leave it out",
+        "processor_kwargs image_size image_resize_algorithm",
+    ),
+    refused("dataset_shard_idx", None, "selects a part of the data", "use max_samples in surefoot's config"),
     *_refused(
         "surefoot has no such setting",
         "leave it out",
@@ -269,7 +310,8 @@ _ROWS: tuple[Row, ...] = (
         "sage_attention s2_attention fp8 embedding_lr embedding_lr_scale optim_args optim_target_modules "
         "lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_groups "
         "adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message fix_untrained_tokens "
-        "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax",
+        "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax use_onebitllms "
+        "peft_ensure_weight_tying",
     ),
 )
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
@@ -278,5 +320,6 @@ ALIASES: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy",
     "noisy_embedding_alpha": "neftune_noise_alpha",
     "model_revision": "revision_of_model",
+    "dpo_beta": "rl_beta",
     "dora": "peft_use_dora",
 }
