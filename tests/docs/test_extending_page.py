@@ -263,11 +263,18 @@ def test_what_a_package_registers_is_what_a_file_has(world, monkeypatch):
     assert losses(world / "registered") == losses(world / "named")
 
 
-@pytest.mark.parametrize("rows", representatives(["LOSSES", "FUNCTIONS", "LAYOUTS"], "LAYOUTS"))
+TABLES = {
+    "LOSSES": "methods.losses.preference",
+    "FUNCTIONS": "methods.table",
+    "LAYOUTS": "data.formats.registry",
+    "Constants": "methods.losses.preference",
+    "AlignmentConfig": "config.methods",
+}
+
+
+@pytest.mark.parametrize("rows", representatives([*TABLES], "LAYOUTS"))
 def test_twin_half_of_it_cannot_be_imported(tmp_path, rows):
     source = extended(tmp_path, without=rows)
-    module = {"LOSSES": "methods.losses.preference", "FUNCTIONS": "methods.table", "LAYOUTS": "data.formats.registry"}[
-        rows
-    ]
+    module = "methods.preference" if rows == "AlignmentConfig" else TABLES[rows]
     done = in_child(source, tmp_path, [], f"import surefoot.{module}")
-    assert f"surefoot.{module}.{rows}" in done.stderr.partition("RuntimeError")[2]
+    assert f"surefoot.{TABLES[rows]}.{rows}" in done.stderr.partition("RuntimeError")[2]

@@ -23,7 +23,7 @@ def first_column(section: str) -> list[str]:
 
 
 def test_every_loss_has_its_line():
-    named = {re.findall(r"`(\w+)`", cell)[0] for cell in first_column("Losses")}
+    named = {re.findall(r"`([\w-]+)`", cell)[0] for cell in first_column("Losses")}
     assert named == set(PAIR_LOSSES)
 
 

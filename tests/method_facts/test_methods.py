@@ -163,14 +163,14 @@ def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> dic
             only = in_words(readers) if readers else ""
             if only and not re.match(rf"{only} only[.:] ", text):
                 found[key] = f"{only} only: ...", text
-        if method.losses and re.findall(r"(?:^|\. )([\w+]+): ", said["loss"]) != [*method.losses]:
+        if method.losses and re.findall(r"(?:^|\. )([\w+-]+): ", said["loss"]) != [*method.losses]:
             found["loss"] = [f"{loss}: ..." for loss in method.losses], said["loss"]
         if method.reference and method.losses and not method.rollouts:  # where a key of its own asks for one
             free = [loss for loss, row in method.losses.items() if not row.reference]
             for key, wanted in (("loss", f"Without a reference: {in_words(free)}."), ("sft", at_one(method.losses))):
                 if wanted not in said[key]:
                     found[key] = wanted, said[key]
-            if re.findall(r"(\w+)(?=[\w, ]*: )", said["beta"]) != free:
+            if re.findall(r"([\w-]+)(?=[\w, -]*: )", said["beta"]) != free:
                 found["beta"] = [f"{loss}: ..." for loss in free], said["beta"]
     return found
 
@@ -185,6 +185,15 @@ def at_one(losses: Mapping[str, LossFacts], quote: str = "") -> str:
 def test_the_texts_of_keys_name_the_losses_of_the_rows(section):
     readers = {name: one for name, one in METHODS.items() if one.section == section}
     assert unlike_rows(text_of(section), readers) == {}
+
+
+def test_a_loss_may_have_a_hyphen_in_its_name():
+    def named(text):
+        return text.replace("orpo", "odds-ratio")
+
+    losses = {named(name): row for name, row in METHODS["dpo"].losses.items()}
+    said = {key: named(text) for key, text in text_of("alignment").items()}
+    assert unlike_rows(said, {"dpo": replace(METHODS["dpo"], losses=losses)}) == {}
 
 
 def test_twins_a_row_that_changes_makes_the_texts_untrue():

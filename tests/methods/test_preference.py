@@ -138,7 +138,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "surefoot
     del sys.modules[name]
 from surefoot.method_facts import losses
 
-losses.PAIR_LOSSES = {**losses.PAIR_LOSSES, "added": losses.LossFacts(reference=False)}
+losses.PAIR_LOSSES = {**losses.PAIR_LOSSES, "added": losses.LossFacts(reference=False, keys=("label_smoothing",))}
 if sys.argv[2] == "whole":  # a row of formulas as well, which `joined` would find in the table
     whole = losses.joined
 

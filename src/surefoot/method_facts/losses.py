@@ -139,7 +139,7 @@ REWARD_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
 
 
 def joined(facts: Mapping[str, object], functions: Mapping[str, Row], tables: tuple[str, str]) -> Mapping[str, Row]:
-    """Return the functions, after checking that every method, loss or format has facts and a function.
+    """Return the functions, after checking that every method, loss, format or key of a loss has facts and a function.
 
     facts: rows of the methods, or of a family of losses, by name.
     functions: their functions, by name.
@@ -149,7 +149,7 @@ def joined(facts: Mapping[str, object], functions: Mapping[str, Row], tables: tu
     """
     for name in sorted(facts.keys() ^ functions.keys()):
         there, missing = tables if name in facts else tables[::-1]
-        raise RuntimeError(f"{name!r} has a row in surefoot.{there} but none in surefoot.{missing}")
+        raise RuntimeError(f"{name!r} is in surefoot.{there} but not in surefoot.{missing}")
     return functions
 
 

@@ -13,11 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from surefoot.config.methods import AlignmentConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import JudgedBatch, Weighted
 from surefoot.data.batching.loader import Layout, all_pairs, for_rank, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.method_facts.losses import joined
 from surefoot.methods.examples import task_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, with_reference
@@ -28,6 +30,16 @@ from surefoot.methods.reference import open_reference
 from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, InputError
+
+
+def check_config(constants: type[Constants], section: type[AlignmentConfig]) -> None:
+    """Check that the config has every constant of the formulas. Raises RuntimeError at import."""
+    names = {one.name: one for one in fields(constants)}
+    known = {key: field for key, field in section.model_fields.items() if key in names}
+    joined(names, known, ("methods.losses.preference.Constants", "config.methods.AlignmentConfig"))
+
+
+check_config(Constants, AlignmentConfig)
 
 
 def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:

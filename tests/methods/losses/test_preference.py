@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,10 +12,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers.tiny_models import tiny_llama
+from surefoot.config.methods import AlignmentConfig
 from surefoot.data.batching.batch import Example, PairBatch, collate
-from surefoot.method_facts.losses import PAIR_LOSSES
+from surefoot.method_facts.losses import PAIR_LOSSES, LossFacts
 from surefoot.methods.losses.logprobs import answer_logprobs
-from surefoot.methods.losses.preference import LOSSES, Constants, Pairs, check_references, preference_loss
+from surefoot.methods.losses.preference import (
+    LOSSES,
+    Constants,
+    Pairs,
+    check_keys,
+    check_references,
+    preference_loss,
+)
+from surefoot.methods.preference import check_config
 
 FLOAT64 = 1e-12  # a handful of float64 operations
 FP32 = 2e-5  # fp32 sums over some hundred tokens, in another order
@@ -103,6 +112,43 @@ def test_a_loss_whose_facts_and_formulas_differ_about_a_reference_cannot_be_impo
 def test_rewards_alone_cannot_compare_with_a_reference_that_the_facts_deny():
     with pytest.raises(RuntimeError, match="'orpo'"):
         check_references({"orpo": replace(LOSSES["orpo"], rewards=LOSSES["sigmoid"].rewards)}, PAIR_LOSSES)
+
+
+@dataclass(frozen=True)
+class Sloping(Constants):
+    slope: float = 1.0
+
+
+def sloping(pairs: Pairs, constants: Sloping) -> torch.Tensor:
+    return constants.slope * constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio)
+
+
+@pytest.mark.parametrize(
+    ("facts", "constants", "missing"),
+    [
+        ({"wide": ("slope",)}, Sloping, ""),
+        ({"wide": ("slope",)}, Constants, "'slope'.* not in surefoot.methods.losses.preference.Constants"),
+        ({"wide": ()}, Sloping, "'slope'.* not in surefoot.method_facts.losses.PAIR_LOSSES"),
+        ({"wide": (), "hinge": ("slope",)}, Sloping, "'wide' reads 'slope'"),
+    ],
+)
+def test_a_key_of_a_loss_that_is_missing_somewhere_cannot_be_imported(facts, constants, missing):
+    rows = LOSSES | {"wide": replace(LOSSES["hinge"], loss=sloping)}
+    known = PAIR_LOSSES | {name: LossFacts(reference=True, keys=keys) for name, keys in facts.items()}
+    if not missing:
+        check_keys(rows, known, constants)
+        return
+    with pytest.raises(RuntimeError, match=missing):
+        check_keys(rows, known, constants)
+
+
+def test_a_constant_that_the_config_lacks_cannot_be_imported():
+    class Wide(AlignmentConfig):
+        slope: float = 1.0
+
+    check_config(Sloping, Wide)  # twin
+    with pytest.raises(RuntimeError, match=r"'slope'.* not in surefoot\.config\.methods\.AlignmentConfig"):
+        check_config(Sloping, AlignmentConfig)
 
 
 def _in_order(rows) -> Pairs:

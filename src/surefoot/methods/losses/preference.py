@@ -20,15 +20,16 @@ every pair before step 1, counts one half (TRL counts 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batching.batch import PairBatch
-from surefoot.method_facts.losses import NO_REFERENCE, PAIR_LOSSES, LossFacts, joined
+from surefoot.method_facts.losses import NO_REFERENCE, PAIR_LOSSES, LossFacts, joined, keys_of
 from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.own_functions import of_each_pair
 from surefoot.training.objective import LossSum, Objective
@@ -72,7 +73,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of the formulas above, named as in the config's `alignment`.
+    """Constants of the formulas above, named as in the config's `alignment`. Those of single losses have a default.
 
     beta: b above.
     label_smoothing: e, for sigmoid and cpo.
@@ -221,6 +222,24 @@ def _summed(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Ten
     return constants.beta * pairs.chosen, constants.beta * pairs.rejected
 
 
+def check_keys(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts], constants: type[Constants]) -> None:
+    """Check that keys of single losses are both in the facts and among the constants, and that a loss reads no constant
+    that its facts do not list: it would train with the default, and refuse the key.
+
+    Raises RuntimeError at import. `surefoot.methods.preference` compares the constants with the config.
+    """
+    optional = {one.name: one for one in fields(constants) if one.default is not MISSING}
+    row = "method_facts.losses.PAIR_LOSSES"
+    joined(dict.fromkeys(keys_of(facts)), optional, (row, "methods.losses.preference.Constants"))
+    one = torch.ones(1)
+    pairs = Pairs(-2 * one, -3 * one, -one, -one, one, one)
+    for name, loss in losses.items():
+        for key in optional.keys() - set(facts[name].keys):
+            given = replace(constants(beta=1.0), **{key: math.nan})
+            if any(found.isnan() for found in (loss.loss(pairs, given), *loss.rewards(pairs, given))):
+                raise RuntimeError(f"{name!r} reads {key!r}, which its row in surefoot.{row} does not list")
+
+
 def check_references(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts]) -> None:
     """Compute each loss for a pair without reference: a loss that wrongly claims to need none would fail in step 1, and
     one that wrongly claims to need one would load a second model for nothing.
@@ -254,4 +273,5 @@ LOSSES: Mapping[str, PairLoss] = joined(
     },
     ("method_facts.losses.PAIR_LOSSES", "methods.losses.preference.LOSSES"),
 )
+check_keys(LOSSES, PAIR_LOSSES, Constants)
 check_references(LOSSES, PAIR_LOSSES)
