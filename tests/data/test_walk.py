@@ -39,6 +39,7 @@ FILES = (
     "formats/supervised.py",
     "sources/text.py",
     "formats/registry.py",
+    "formats/preference.py",  # whether the answer is judged bad: then it is not learned
     "tokenize/encode.py",
     "tokenize/dataset.py",
     "checks.py",
