@@ -179,6 +179,13 @@ def test_settings_are_taken_by_value(build, base, tmp_path):
     assert config["output"] == str(tmp_path / "out/surefoot")
 
 
+@pytest.mark.parametrize("kind", ["SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer"])
+def test_the_length_is_that_of_the_rows_and_not_a_default_of_trl(build, tmp_path, kind):
+    taken, _ = handed(build(), tmp_path / "taken")
+    found = translation_of(Taken(taken.folder, {**taken.record, "trainer": kind}), SCRIPT, Options())
+    assert found.config["data"]["max_length"] == taken.record["longest"] != 1024
+
+
 def test_early_stopping_without_evaluation_data_is_refused(build, tmp_path):
     taken, _ = handed(build(callbacks=[EarlyStoppingCallback()]), tmp_path / "taken")
     assert refused_settings(lambda: translated(taken)) == ["early_stopping_patience"]

@@ -158,22 +158,7 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
     return True
 
 
-def _set_length(draft: Draft, there: str) -> None:
-    """Say what differs for examples that are too long. there: what TRL does."""
-    if (limit := draft["max_length"]) != ALL_POSITIONS:
-        draft.set("data.max_length", limit, "max_length", why=f"{there}; {_CUTS}")
-
-
-_KEEPS_START = "TRL keeps the start of prompt and answer, and leaves out an example whose prompt alone is as long"
-_KEEPS_PROMPT = "TRL keeps the whole prompt and cuts both answers"
-
-
-def _set_kto(draft: Draft) -> None:
-    _set_length(draft, _KEEPS_START)
-
-
 def _set_dpo(draft: Draft) -> None:
-    _set_length(draft, _KEEPS_START)
     if not set_dpo_losses(draft, "loss_type", "loss_weights"):
         return
     reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
@@ -181,7 +166,6 @@ def _set_dpo(draft: Draft) -> None:
 
 
 def _set_cpo(draft: Draft) -> None:
-    _set_length(draft, _KEEPS_PROMPT)
     kind, alpha = draft["loss_type"], draft["cpo_alpha"]
     if kind not in ("sigmoid", "simpo"):
         draft.refuse(
@@ -208,12 +192,10 @@ def _set_cpo(draft: Draft) -> None:
 
 
 def _set_orpo(draft: Draft) -> None:
-    _set_length(draft, _KEEPS_PROMPT)
     draft.set("alignment.loss", "orpo", why="the script's method")
 
 
 def _set_reward(draft: Draft) -> None:
-    _set_length(draft, "TRL leaves out a pair with a longer side")
     draft.assume("a classification head without bias", "a value head here, saved as value_head.safetensors", "stage")
 
 
@@ -249,19 +231,26 @@ class Method:
     stage: surefoot's stage.
     rows: the trainer's own settings.
     rule: translates the joint rows.
+    longer: what TRL does to an example longer than max_length, if surefoot does something else.
     """
 
     stage: str
     rows: tuple[Row, ...]
     rule: Callable[[Draft], None] = _nothing
+    longer: str = ""
+
+
+_KEEPS_START = "TRL keeps the start of prompt and answer, and leaves out an example whose prompt alone is as long"
+_KEEPS_PROMPT = "TRL keeps the whole prompt and cuts both answers"
+_LEAVES_OUT = "TRL leaves out a pair with a longer side"
 
 
 METHODS: Mapping[str, Method] = {
-    "dpo": Method("dpo", _DPO, _set_dpo),
-    "kto": Method("kto", _KTO, _set_kto),
-    "reward": Method("reward", _REWARD, _set_reward),
-    "orpo": Method("dpo", _ORPO, _set_orpo),
-    "cpo": Method("dpo", _CPO, _set_cpo),
+    "dpo": Method("dpo", _DPO, _set_dpo, _KEEPS_START),
+    "kto": Method("kto", _KTO, longer=_KEEPS_START),
+    "reward": Method("reward", _REWARD, _set_reward, _LEAVES_OUT),
+    "orpo": Method("dpo", _ORPO, _set_orpo, _KEEPS_PROMPT),
+    "cpo": Method("dpo", _CPO, _set_cpo, _KEEPS_PROMPT),
     "gkd": Method("distill", _GKD, _set_gkd),
     "grpo": Method("grpo", GRPO_ROWS, set_grpo),
     "rloo": Method("grpo", RLOO_ROWS, set_rloo),
@@ -284,7 +273,10 @@ def pairs_rule(name: str) -> Callable[[Draft], None]:
     """Return the data rule of a method: texts use no template, conversations use the tokenizer's."""
 
     def rule(draft: Draft) -> None:
-        draft.set("stage", METHODS[name].stage)
+        method = METHODS[name]
+        draft.set("stage", method.stage)
+        if method.longer and draft["max_length"] != ALL_POSITIONS:
+            draft.set("data.max_length", draft["max_length"], "max_length", why=f"{method.longer}; {_CUTS}")
         sources = set_sources(draft)
         if sources is None:
             names = ("chat_template_path", "chat_template")
