@@ -67,6 +67,7 @@ def test_examples_that_see_one_another_there_are_told() -> None:
     assert note(flash_attention=True) == isolated
     assert note() != isolated
     assert note().startswith(isolated)
+    assert note(attn_implementation="kernels-community/vllm-flash-attn3") == note()
 
 
 def test_what_rows_cannot_be() -> None:

@@ -6,6 +6,7 @@ Facts: `_create_multipack_sampler`, `_configure_save_and_eval_strategy` and `nor
 from __future__ import annotations
 
 import math
+import re
 
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import ROUNDED_UP, counted, set_batch, set_duration, set_keep, switch
@@ -16,7 +17,8 @@ _RISE = "surefoot rounds to the nearest step, Axolotl rounds down"
 _FORMS = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
           "xformers_attention": "xformers", "flex_attention": "flex_attention"}  # fmt: skip
 _KERNELS = ("kernels-community/flash-attn2", "kernels-community/flash-attn3")
-_EXACT = ("xformers", "flex_attention", "flash_attention_3", *_KERNELS)  # other kernels of exact attention
+_EXACT = ("xformers", "flex_attention", "flash_attention_3")  # other kernels of exact attention
+_OF_THE_HUB = re.compile(r"kernels-community/(?!sage)")  # sage computes in 8 bits
 
 
 def _attention(draft: Draft) -> dict[str, str]:
@@ -33,7 +35,7 @@ def set_attention(draft: Draft) -> None:
         draft.refuse(next(iter(requested)), f"{' and '.join(requested)} exclude each other", "keep one")
     elif requested:
         name, form = next(iter(requested.items()))
-        if form in _EXACT:
+        if form in _EXACT or _OF_THE_HUB.match(form):
             draft.set("attention.implementation", "auto", *requested, why=f"{form} computes the same attention")
         elif form not in ours:
             draft.refuse(name, f"surefoot has no {form}", f"choose from {', '.join(ours)}")
@@ -42,9 +44,9 @@ def set_attention(draft: Draft) -> None:
 
 
 _ROWS = "Axolotl fills the rows anew in every epoch; its rows also end at sample_packing_bin_size (200) examples"
-_MIXED = "without an attention setting the examples of a row see one another there, and do not here"
+_MIXED = "with this attention the examples of a row see one another there, and do not here"
 _ONE_PASS = "Axolotl reads it only beside gradient_accumulation_steps: null, and takes 1 pass"
-_LONG_ROWS = ("flash_attention_2", *_EXACT)  # without padding the rows of a pass are joined into one
+_LONG_ROWS = ("flash_attention_2", *_EXACT, *_KERNELS)  # without padding the rows of a pass are joined into one
 
 
 def _set_batch(draft: Draft) -> None:
@@ -86,7 +88,7 @@ def _set_rows(draft: Draft, passes: int, decides: str) -> None:
     names = ("micro_batch_size", "multipack_real_batches")
     draft.set("batch.size", passes * (micro if single else 1) * processes, decides, *names, why=why)
     draft.set("batch.row_tokens", length if single else micro * length, "sample_packing", *names, "sequence_len",
-              why=_ROWS if form else f"{_ROWS}; {_MIXED}")  # fmt: skip
+              why=_ROWS if form in (*_LONG_ROWS, "sdpa", "eager") else f"{_ROWS}; {_MIXED}")  # fmt: skip
 
 
 def set_steps(draft: Draft) -> None:
