@@ -13,7 +13,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import RowFault
 from surefoot.data.formats.preference import read_judged, read_preference
-from surefoot.interop.axolotl import data as pairs
+from surefoot.interop.axolotl.layouts import read_layout
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
 
@@ -125,7 +125,7 @@ TEXTS = [
 
 def written(stage: str, kind: Any, record: dict[str, Any]) -> str:
     """The better answer's text, as the translated source and template lay it out, up to the end of its turn."""
-    layout = pairs.read_layout(stage, {"type": kind})
+    layout = read_layout(stage, {"type": kind})
     columns = layout.columns
     taken = {*columns.values(), *columns}
     row = {name: value for name, value in record.items() if name not in taken}
