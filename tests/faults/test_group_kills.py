@@ -206,13 +206,18 @@ def other_draws(rank: int) -> None:
     start.answer_seed = lambda own, rollout, attempt=0: seed(own + 1, rollout, attempt)
 
 
-def test_twin_answers_that_are_drawn_anew_are_seen(runs, tmp_path):
+def differs_when_resumed(runs, tmp_path, kill, change):
+    """A run is killed and resumed with `change`, a function of this file. Returns what sets it apart."""
     folder = tmp_path / "twin"
     config, log = runs.config(folder, 1), tmp_path / "twin.txt"
-    assert runs.server.run(["train", config], log, {"at": "rollout", "n": 33}) == KILLED
-    changed = "faults.test_group_kills:other_draws"
+    assert runs.server.run(["train", config], log, kill) == KILLED
+    changed = f"faults.test_group_kills:{change.__name__}"
     assert runs.server.run(["train", config, "--resume"], log, change=changed) == 0, log.read_text()[-2000:]
-    assert "answers.jsonl" in told_apart(runs.straight(1), folder, "")
+    return told_apart(runs.straight(1), folder, "")
+
+
+def test_twin_answers_that_are_drawn_anew_are_seen(runs, tmp_path):
+    assert "answers.jsonl" in differs_when_resumed(runs, tmp_path, {"at": "rollout", "n": 33}, other_draws)
 
 
 def forgets(rank: int) -> None:
@@ -223,9 +228,4 @@ def forgets(rank: int) -> None:
 
 
 def test_twin_replies_that_are_asked_for_again_are_seen(talking, tmp_path):
-    folder = tmp_path / "twin"
-    config, log = talking.config(folder, 1), tmp_path / "twin.txt"
-    assert talking.server.run(["train", config], log, {"at": "tool", "n": 21}) == KILLED
-    changed = "faults.test_group_kills:forgets"
-    assert talking.server.run(["train", config, "--resume"], log, change=changed) == 0, log.read_text()[-2000:]
-    assert told_apart(talking.straight(1), folder, "").endswith("['turns']")
+    assert differs_when_resumed(talking, tmp_path, {"at": "tool", "n": 21}, forgets).endswith("['turns']")
