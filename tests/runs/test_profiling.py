@@ -22,11 +22,14 @@ from surefoot.planning.limits import Work, step_flops
 from surefoot.report import profile as profile_picture
 from surefoot.report.html import write_report
 from surefoot.report.profile import _LONGEST, ProfileReport, _fitted, disturbance, headline, notes, profile_table
+from surefoot.report.record import read_run
 from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import read_rows
+from surefoot.report.views import memory_forecast
 from surefoot.runs import profiling
 from surefoot.runs.profiling import Arithmetic, Phases, step_work
 from surefoot.system.counters import Counters
+from surefoot.system.messages import size_text
 from surefoot.training.profile import Operator, Recorded
 
 
@@ -202,6 +205,18 @@ def test_without_a_process_of_its_own_imports_are_not_told(clock):
     assert re.findall(r"[\d.]+", found.sentence()) == ["0.0"]
     assert "imports" not in found.sentence()
     assert found.to_json() == {}
+
+
+def test_the_report_compares_the_peak_with_what_the_process_held_before(folder, profiled):
+    record = read_run(folder / "profiled")
+    assert record.plan is not None
+    [rank] = record.environment["ranks"]
+    peak = json.loads((folder / "profiled" / "trainer_log.jsonl").read_text().splitlines()[-1])["peak_memory"]
+    assert 0 < rank["memory_before"] < peak
+    sizes = [size_text(record.plan.memory.total), size_text(rank["memory_before"])]
+    assert [size for size in sizes if size in memory_forecast(record)] == sizes
+    without = dataclasses.replace(record, environment={})  # of an older run, and on a GPU
+    assert sizes[1] not in memory_forecast(without)
 
 
 def test_a_run_tells_its_phases_and_records_them(folder, profiled):

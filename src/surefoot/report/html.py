@@ -138,7 +138,10 @@ def live_values(record: RunRecord, status: Status) -> dict[str, Any]:
         "status": status,
         "verdict": verdict(status, rows, events),
         "figures": views.guarded(
-            "the row of figures", lambda: views.figures(rows, status, record.results), [], cautions
+            "the row of figures",
+            lambda: views.figures(rows, status, record.results, views.memory_forecast(record)),
+            [],
+            cautions,
         ),
         "values": views.value_table(rows),
         "events": views.guarded("the list of events", lambda: views.event_list(events), ([], 0), cautions),

@@ -23,6 +23,7 @@ from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.system.errors import InputError, IntegrityError
 
+MEMORY_BEFORE = "memory_before"  # key of a rank in environment.json: bytes before the models were loaded; CPU only
 _MOST_PICTURE = 4_000_000  # bytes
 _HEAD, _TAIL = 1 << 20, 2 << 20  # bytes read from both ends of answers.jsonl, which can have gigabytes
 _MOST_TEXT = 200_000  # characters of config.yaml shown

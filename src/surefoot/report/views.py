@@ -18,7 +18,7 @@ from surefoot.report.expert_load import COLUMNS, load_rows
 from surefoot.report.journal import Record
 from surefoot.report.pictures.plots import evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
-from surefoot.report.record import RunRecord
+from surefoot.report.record import MEMORY_BEFORE, RunRecord
 from surefoot.report.results import STEP_RATE
 from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
@@ -69,12 +69,12 @@ def guarded(what: str, make: Callable[[], T], otherwise: T, cautions: list[str])
         return otherwise
 
 
-def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure]:
+def figures(rows: Sequence[Row], status: Status, results: Record, forecast: str = "") -> list[Figure]:
     """The newest value of each measurement. For a finished run these are the figures of all_results.json, as in the
-    last
-    lines on the terminal: mean training loss, evaluation of the published step, time of the run and of its steps.
+    last lines on the terminal: mean training loss, evaluation of the published step, time of the run and of its steps.
 
     results: all_results.json, perhaps of an earlier end if the run goes on.
+    forecast: of the memory, see `memory_forecast`.
     """
     if not rows:
         return []
@@ -106,7 +106,7 @@ def figures(rows: Sequence[Row], status: Status, results: Record) -> list[Figure
         found.append(Figure("tokens per second", _value(speed, "throughput", ",.0f"), _supervised(speed)))
     memory = _newest(rows, "peak_memory")
     if memory and (size := curves.number(memory["peak_memory"])) is not None:
-        found.append(Figure("peak memory", size_text(int(size))))
+        found.append(Figure("peak memory", size_text(int(size)), forecast))
     left = rows[-1].get("remaining_time") if status == "running" else None
     whole, steps = (curves.number(ended.get(key)) for key in ("whole_runtime", "steps_runtime"))
     seconds = curves.number(ended.get("train_runtime")) if whole is None else whole
@@ -215,6 +215,17 @@ def plan_choices(record: RunRecord) -> Table:
 def plan_memory(record: RunRecord) -> Table:
     rows = tuple(memory_rows(record.plan)) if record.plan else ()
     return Table(("memory", "forecast", "remark"), rows)
+
+
+def memory_forecast(record: RunRecord) -> str:
+    """What the plan expected of the first rank and, on a CPU, the process's memory before the models were loaded. On a
+    GPU the libraries are in neither number."""
+    if record.plan is None:
+        return ""
+    ranks = record.environment.get("ranks") or [{}]
+    before = ranks[0].get(MEMORY_BEFORE)
+    beside = f" + {size_text(before)} before the model" if before else ""
+    return f"forecast {size_text(record.plan.memory.total)}{beside}"
 
 
 def plan_coverage(record: RunRecord) -> Table:

@@ -18,6 +18,7 @@ from surefoot.models.forward import hidden_states
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver, SilentObserver
+from surefoot.report.record import MEMORY_BEFORE
 from surefoot.runs.custom import Custom, check_objective
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.failures.recorder import FailureRecorder
@@ -30,6 +31,7 @@ from surefoot.runs.parity.fast_paths import check_fast_paths
 from surefoot.runs.parity.refit import refit_micro_batches
 from surefoot.runs.prepared import PreparedRun, make_task, with_models
 from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
+from surefoot.system.allocator import resident_bytes
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer
 from surefoot.training.checkpoint import verify_checkpoint
@@ -53,6 +55,8 @@ def load_and_check(
     for plan.json.
     """
     phases = phases or Phases()
+    # What a CPU's peak memory holds beside the forecast: Python, the libraries, the data.
+    before = {} if run.plan.device.value == "cuda" else {MEMORY_BEFORE: resident_bytes()}
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
         loaded = _set_up(run, session, console)
@@ -67,7 +71,7 @@ def load_and_check(
         kernels = _verify_padded_attention(replace(run, task=_with_batches(run, plan)), loaded)
         plan = refit_micro_batches(run, plan, loaded.engine, partial(_caution, console))
         phases.end("comparison")
-        share = {**loaded.share, _FAST_PATHS: paths} if paths else loaded.share
+        share = {**loaded.share, **before, **({_FAST_PATHS: paths} if paths else {})}
         verified = {**loaded.verified, **compiled, **own, **bos, "kernels": kernels}
         run = replace(run, plan=plan, task=_with_batches(run, plan))
         return run, replace(loaded, plan=plan, share=share), verified
