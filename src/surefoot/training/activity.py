@@ -122,6 +122,7 @@ class Activity:
 
     def _place(self) -> tuple[str, bool]:
         """Return where the main thread is, and whether it is waiting for other ranks there."""
+        # Read from outside: the main thread may be blocked in a collective and cannot say where it is.
         frame = sys._current_frames().get(self._thread or 0)
         if frame is None:
             return "", False

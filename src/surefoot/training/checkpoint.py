@@ -111,6 +111,7 @@ def begin_checkpoint(
         pending = PendingCheckpoint(staging)
         with engine.gathered(frozen):
             yield pending
+        # safetensors writes contiguous memory only.
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, staging / OPTIMIZER)
         if carried:
             save_file({name: tensor.contiguous() for name, tensor in carried.items()}, staging / STAGE)
@@ -151,6 +152,7 @@ def check_checkpoint(folder: Path) -> list[FileCheck]:
     if int(named[1]) != content["step"]:
         raise IntegrityError(damaged(folder, f"contains step {content['step']}: the folder was renamed"))
     present = (path for path in sorted(folder.rglob("*")) if not path.is_dir() and not path.name.startswith("."))
+    # lstat: a link may lead nowhere.
     surplus = [
         FileCheck(
             name, path.lstat().st_size, "", damaged(path, "does not belong to this checkpoint: it was added later")
@@ -224,6 +226,7 @@ def retain(run: Path, keep: int, best_step: int | None) -> None:
         return
     verifies = cache(lambda checkpoint: not verify_checkpoint(checkpoint.folder))
     sound = next((one.step for one in found if verifies(one)), None)
+    # In this order: the state is a small file, but verifying hashes all of them.
     healthy = next((one.step for one in found if _is_healthy(one) and verifies(one)), None)
     for checkpoint in old:
         if checkpoint.step not in (best_step, sound, healthy):

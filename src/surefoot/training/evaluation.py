@@ -144,6 +144,7 @@ def answer_examples(
     examples = [dataset[index] for index in range(min(count or len(dataset), len(dataset)))]
     requested = [last_answer(example) for example in examples]
     answers: list[Answered] = [Answered("", "", "", False)] * len(requested)
+    # Pictures have inputs of different shapes, which `generate_answers` takes for one prompt only.
     rows = 1 if any(example.pictures for example in examples) else rows
     for places in _batches([len(prompt) for prompt, _ in requested], rows, positions - max_new_tokens):
         if give_up():

@@ -39,6 +39,7 @@ def judge(
     scale_can_fall: whether there is an fp16 loss scale above its minimum.
     bad_moment: whether an optimizer moment is not finite, which would corrupt the weights.
     """
+    # The loss comes first: if it is not finite, the gradients are not either, and a lower loss scale would not help.
     if not math.isfinite(loss):
         return "non_finite", "loss"
     if not math.isfinite(grad_norm):

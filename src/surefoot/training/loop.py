@@ -167,10 +167,12 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
             origin = look_into(job.engine, job.objective, job.settings, attempt, report, job.recorder)
             if over:
                 raise _diverged(report, state, origin, job.max_consecutive)
+        # Before a checkpoint can be written: one of ranks that differ would look intact.
         if job.check_every and step % job.check_every == 0:
             job.engine.check_replicas()
         _notify_saved(job, observer)
         stop.agree()  # once per step, at the same place on all ranks; else one saves while another runs the next step
+        # The step's own seconds are in `state.seconds`.
         state = state.spent("other", clock.lap() - report.seconds)
         saved = False
         if not stop.requested:
@@ -184,6 +186,7 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
             state, saved = _evaluate_and_save(job, state, observer, clock)
             if "save" in requests and not saved:
                 state, saved = _save(job, state, observer, clock), True
+        # A run whose last checkpoint is saved has finished, whatever signal arrived meanwhile.
         if stop.requested and not (saved and is_over(job, state)):
             if not saved:
                 state = _save(job, state, observer, clock)

@@ -82,6 +82,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def _as_written(text: str, content: Mapping[str, Any]) -> bool:
     try:
+        # The text too: a key written twice, of which a parser keeps one, changes no parsed value.
         return text == durable.json_text(content) and sealed(content) == content
     except ValueError:  # a NaN or an infinity, which is never written
         return False

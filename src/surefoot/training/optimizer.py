@@ -108,6 +108,7 @@ class Together:
         self.param_groups: list[dict[str, Any]] = [group for part in parts for group in part.param_groups]
         self.state: defaultdict[torch.Tensor, Any] = self._parts[0].state
         for part in self._parts[1:]:
+            # One dict, so that checkpoints save and load the state by parameter, whichever part steps it.
             part.state = self.state
 
     def step(self) -> None:
@@ -181,6 +182,7 @@ def _with_adamw(
     """Use `make` for the decoder's matrices and AdamW for the rest, or only one of them if the other has none."""
     inside = {name: parameter for name, parameter in parameters.items() if name in decoder}
     rest = {name: parameter for name, parameter in parameters.items() if name not in decoder}
+    # torch's optimizers refuse an empty list of parameters.
     if not inside:
         return _adamw(rest, settings, decoder)
     if not rest:
@@ -233,6 +235,7 @@ class Schedule:
         if step < self.warmup:
             return self.peak * (step / self.warmup if self.from_zero else (step + 1) / (self.warmup + 1))
         if self.kind == "wsd":
+            # + 1: the last step still learns, at peak / (decay + 1).
             return self.peak * min(1.0, (self.total - step) / (self.decay + 1))
         if self.kind == "inverse_sqrt":
             return self.peak / math.sqrt(1 + (step - self.warmup) / (self.warmup or INVERSE_SQRT_STEPS))

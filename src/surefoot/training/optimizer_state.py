@@ -124,6 +124,8 @@ def look_at_moments(moments: Iterable[torch.Tensor], device: torch.device) -> to
     """Return a scalar on `device` that is not finite if a moment is not; finite moments may overflow, but rarely."""
     alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for tensor in moments:
+        # Grouped, because one kernel reads many tensors only if they have one device and dtype. Step counters are no
+        # moments.
         if tensor.is_floating_point() and tensor.numel() > 1:
             alike[tensor.device, tensor.dtype].append(tensor)
     total = torch.zeros((), device=device)

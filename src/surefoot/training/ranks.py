@@ -48,6 +48,7 @@ def totals(values: Sequence[float], ranks: Ranks) -> list[float]:
     """Sum each number over the ranks, in float64. Collective, with the same number of values on every rank."""
     if ranks.world == 1 or not values:
         return list(values)
+    # On the CPU, so that gloo adds them: no wait for a GPU's queue.
     numbers = torch.tensor(list(values), dtype=torch.float64)
     dist.all_reduce(numbers)
     return numbers.tolist()
@@ -58,6 +59,7 @@ def add_over_ranks(tensors: Sequence[torch.Tensor], ranks: Ranks) -> None:
     Collective, with the same shapes in the same order on every rank."""
     if ranks.world == 1 or not tensors:
         return
+    # One message: with a message per tensor their latency, not the bandwidth, would decide how long it takes.
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
@@ -96,6 +98,7 @@ def first_difference(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> Diffe
     if ranks.world == 1:
         return None
     names = list(tensors)
+    # Names first: digests belong to each other, and as many arrive, only where all ranks have the same list.
     if odd := _odd_ones(_gathered(_digest("\n".join(names).encode()).unsqueeze(0), ranks)[:, 0]):
         return Difference("the list of names", odd)
     if not names:

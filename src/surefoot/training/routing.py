@@ -102,6 +102,7 @@ class Routing:
                 experts = logits.shape[-1]
                 chosen = index.reshape(-1, index.shape[-1])
                 real = _real(rows, len(chosen), index.device).repeat_interleave(chosen.shape[1])
+                # Whole numbers: fp32 counts them exactly up to 2^24, in whatever order a GPU adds them.
                 dtype = torch.float64 if real.device.type == "cpu" else torch.float32
                 found = torch.zeros(experts, dtype=dtype, device=real.device)
                 found.index_add_(0, chosen.reshape(-1), real.to(dtype))
@@ -128,6 +129,7 @@ class Routing:
                     raise EnvironmentFault(Fault(_KEY, what, "set it to 0", code="SF-CONFIG-CONFLICT"))
                 share = logits.float().softmax(dim=-1)
                 real = _real(rows, len(share), share.device)
+                # As transformers counts: by probability. A router may have chosen by other scores, such as with a bias.
                 likeliest = share.detach().topk(top.shape[-1], dim=-1).indices
                 once = torch.zeros_like(share).scatter_(1, likeliest, 1.0)
                 chosen = chosen.to(share.device) + (once * real.unsqueeze(1)).sum(dim=0)

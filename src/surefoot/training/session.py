@@ -90,6 +90,7 @@ class Session:
         """On other ranks: wait for rank 0's values, without a time limit. Raises EndedElsewhere if a rank failed."""
         assert self._store is not None
         with self.activity.during("waiting for rank 0"):
+            # Polled: a blocking `wait` has a time limit, and would not see that another rank has failed.
             while not self._store.check([self._key(_LEAD)]):
                 self._raise_published()
                 time.sleep(_POLL)

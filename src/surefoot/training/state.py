@@ -139,6 +139,7 @@ class RunState:
         return cls(
             **{
                 **data,
+                # States written by older versions lack the keys that are read with `get`.
                 "guard": GuardCounts(**{**data["guard"], "recent": tuple(data["guard"].get("recent", ()))}),
                 "norms": tuple(data.get("norms", ())),
                 "load": {name: tuple(counts) for name, counts in data.get("load", {}).items()},

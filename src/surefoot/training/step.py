@@ -95,6 +95,7 @@ def train_step(
         examples=tuple(number for batch in micro_batches for number in batch.examples),
         scale=None if scale is None else scale.scale,
     )
+    # A mean over nothing is 0 / 0, and the optimizer would still decay weights and moments with gradients of 0.
     if weight == 0:
         seconds, reason = time.perf_counter() - started, "nothing to learn from"
         return make_report(loss=None, grad_norm=None, decision="held", non_finite=None, seconds=seconds, held=reason)
@@ -180,10 +181,12 @@ def _to_host(
     weight: total loss weight of the step (all micro-batches, all ranks).
     moments: optimizer moments to check; empty if the check is not due in this step.
     """
+    # This rank's share of each mean; `engine.totals` below adds up the shares of all ranks.
     means = [total / weight for total in sums.values()]
     moment_sum = optimizer_state.look_at_moments(moments.values(), engine.device)
     numbers = torch.stack((moment_sum, *means, *(norm.float() for norm in norms.values()))).tolist()
     own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
+    # NaN and infinity survive the sum, so all ranks judge alike. The norms are those of all ranks already.
     finite, loss, *others = engine.totals(own)
     return _StepValues(
         loss,
@@ -274,6 +277,8 @@ def _balance(
     own: list[float] = []
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
+        # With gradients, though none are taken: without, `watched` records nothing and objectives count evaluation
+        # metrics.
         with settings.kernels(), settings.forward(), routing.watched() as routed:
             objective(engine.model, batch.to(engine.device))
         chosen, _, rows = routing.tally(routed, batch.rows)
@@ -309,6 +314,8 @@ def add_gradient(
     # A micro-batch of weight 0 still runs forward and backward: its rank must enter every collective of the pass.
     counts = 1.0 if batch.weight else 0.0
     routing, extra = settings.routing, {}
+    # The kernels' context covers the backward pass, in which gradient checkpointing runs layers again. Autocast ends
+    # before it: checkpointing restores its state, and gradients have the dtypes of the forward pass.
     with settings.kernels():
         with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as routed:
             out = objective(engine.model, batch.to(engine.device))
@@ -321,6 +328,7 @@ def add_gradient(
         with watch("backward"):
             engine.backward(loss, scale)
     found = {LOSS: out.loss, **out.sums, **extra}
+    # Detached, or each sum would keep the graph of its micro-batch alive until the step ends.
     return {name: value.detach().float() * counts for name, value in found.items()}
 
 

@@ -73,6 +73,7 @@ class Watchdog:
         self._known: dict[int, Heartbeat] = {}  # rank -> its last heartbeat, however old
         self._halt = threading.Event()
         self._answered = time.monotonic()
+        # Daemons: one that is blocked in a dead store must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
@@ -257,6 +258,7 @@ class RankFault:
 
 def publish_fault(store: Store, fault: RankFault) -> RankFault:
     """Publish a fault to all ranks; return the fault that was published first."""
+    # Atomic in the store: set only if there is none, so that of two faults at once all ranks see the same.
     return RankFault.from_bytes(store.compare_set(_FAULT, "", fault.to_text()))
 
 

@@ -190,6 +190,7 @@ class Stepping(Engine):
 
     def unscale(self, scale: LossScale | None) -> None:
         if scale is not None:
+            # Exact, because the scale is a power of two.
             torch._foreach_mul_(own_gradients(self.stepped), 1.0 / scale.scale)  # pyright: ignore[reportPrivateImportUsage]
 
     def apply(
@@ -204,6 +205,8 @@ class Stepping(Engine):
         self.discard()
 
     def discard(self) -> None:
+        # None instead of 0: the memory is free until the next backward pass, and optimizers skip what a step does not
+        # use.
         self.optimizer.zero_grad(set_to_none=True)
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -248,4 +251,5 @@ def norms_of_shares(
 
 
 def _square(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    # In fp32 the square of a norm above 1.8e19 would be infinite, and the guard would reject a finite gradient.
     return torch.stack(torch._foreach_norm(list(tensors))).double().square().sum()  # pyright: ignore[reportPrivateImportUsage]

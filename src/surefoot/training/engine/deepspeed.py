@@ -105,6 +105,7 @@ class DeepSpeedEngine(Engine):
         self._pending, self._reduced = True, False
 
     def reduce(self) -> None:
+        # Stage 1 has kept whole gradients until now. The others have reduced theirs in the backward passes.
         if self._stage == 1:
             self._zero.set_gradient_accumulation_boundary(True)
             self._zero.reduce_gradients()

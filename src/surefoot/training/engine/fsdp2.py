@@ -89,6 +89,7 @@ class Fsdp2Engine(Stepping):
 
     @contextmanager
     def gathered(self, frozen: bool = True) -> Iterator[None]:
+        # After a forward pass without a backward pass the root units still hold their whole parameters.
         self._reshard()
         with whole_parameters(self.model, _whole, keep=self.ranks.is_first, frozen=frozen):
             yield
@@ -114,6 +115,7 @@ def shard(model: nn.Module, ranks: Ranks, device: torch.device, *, offload: bool
         inner = list(decoder_layers(root)) if isinstance(root, PreTrainedModel) else []
         for module in [*inner, root]:
             unit = fully_shard(module, mesh=mesh, offload_policy=policy)
+            # FSDP would average: losses are divided by the weight over all ranks before the backward pass.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # gloo does not support a reduction with a factor
             units.append(unit)
@@ -138,6 +140,7 @@ def _share_like(entry: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
     if entry.shape != parameter.shape:
         return entry.to(parameter.device)
+    # src_data_rank None: every rank has read the whole moment, so nothing has to be sent.
     return distribute_tensor(
         entry.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )

@@ -62,6 +62,7 @@ class OffloadedEngine(SingleEngine):
         self.stepped = self._masters
         self._sums: dict[str, torch.Tensor] = {}  # kept from step to step: fresh pages would have to be cleared
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # One thread, so that gradients are added in the order of the passes: the rounding of a sum depends on it.
         self._adder = ThreadPoolExecutor(1, "gradients")
         largest = max(one.numel() * one.element_size() for one in parameters.values())
         self._down, self._up = _OnTheWay(largest), _OnTheWay(largest)
@@ -110,7 +111,9 @@ class OffloadedEngine(SingleEngine):
         if self._stream is None:
             self._add(name, gradient)
             return
+        # Otherwise the copy could begin before the pass has written the gradient.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        # Pinned: from pageable memory the copy would block the host.
         staged = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
         with torch.cuda.stream(self._stream):
             staged.copy_(gradient, non_blocking=True)
