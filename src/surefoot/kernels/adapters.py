@@ -167,6 +167,7 @@ def _output(
         return output, None
     if masked:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
+        # f base - base, not (f - 1) base: the pattern of `scale_on_average_` decides at which tokens f takes effect.
         output += scale_on_average_(base.clone(), factor).sub_(base)
         _flat(output).addmm_(h, layer.up.T)
         return output, base
@@ -240,6 +241,7 @@ def _input_gradient(
 ) -> torch.Tensor:
     """Return dx, shaped as x."""
     if layers.dropped is None:
+        # All layers add to one buffer: autograd would make a dx of each and add them up.
         dx = torch.cat(list(g), dim=1) @ layers.stacked
         for layer, one in zip(layers.projections, dy, strict=True):
             dx.addmm_(*_through(layer, one))
@@ -260,6 +262,7 @@ def _through(layer: Projection, dy: torch.Tensor) -> tuple[torch.Tensor, torch.T
     weight = layer.weight.to(dy.dtype)
     if layer.factor is None:
         return dy, weight
+    # Scaling costs a pass over T x O or O x I numbers.
     if len(dy) > weight.shape[1]:
         return dy, scaled_rows(weight, layer.factor)
     return scaled(dy, layer.factor), weight

@@ -82,6 +82,7 @@ class CrossEntropy:
 
     def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         words = self._targets[part].unsqueeze(1)
+        # Into its own input: another tensor of this size is what the chunks are there to avoid.
         log_p = torch.log_softmax(logits, dim=1, out=logits)  # pyright: ignore[reportCallIssue]
         chosen = log_p.gather(1, words)  # before `exp_` below overwrites the logits in place
         if not wanted:
@@ -118,6 +119,7 @@ def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
 @torch.no_grad()
 def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """Return the most likely token at every position, [N]."""
+    # As in the losses' products: in another dtype nearly equal logits could change their order.
     weight, bias = _cast(head.weight, head.bias, operand_type(hidden.dtype, hidden.device))
     with torch.autocast(hidden.device.type, enabled=False):
         parts = hidden.to(weight.dtype).split(head.rows)
@@ -185,6 +187,7 @@ class _Chunked(torch.autograd.Function):
                 if d_weight is not None:
                     _add_product(d_weight, room.narrow(gradient, own_lift).T, x[part], own_lift)
         ctx.lifts = lifts
+        # Attributes, not saved tensors: backward scales them in place and frees them at once.
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return losses.sum() if summed else losses
@@ -220,6 +223,7 @@ class _OfLogits(torch.autograd.Function):
         with torch.autocast(logits.device.type, enabled=False):
             for start in range(0, len(logits), rows):
                 part = slice(start, start + rows)
+                # A copy also in the same dtype: a loss overwrites its logits, and these belong to the model's graph.
                 losses[part], own = loss(logits[part].to(wide, copy=True), part, wanted)
                 if gradient is not None and own is not None:
                     gradient[part] = own

@@ -145,6 +145,7 @@ class Likeliest:
         tokens = self.tokens[part]
         chosen = log_p.gather(1, tokens)
         others = log_p.scatter_(1, tokens, -torch.inf)
+        # Summed over the others: 1 - the sum of the known ones would cancel where these have nearly all probability.
         rest = others.logsumexp(dim=1, keepdim=True)
         log_q = torch.cat([self.logprobs[part], self.rest[part].unsqueeze(1)], dim=1).to(log_p.dtype)
         values, by_outcome = divergence(torch.cat([chosen, rest], dim=1), log_q, beta)

@@ -159,4 +159,5 @@ def factored_norms(
     a, b = a.to(wide), b.to(wide)
     # In fp32 from here on: the sum may cancel if B A nearly undoes W, and the factor divides by its root.
     change = 2 * scale * cross + scale**2 * (b @ (a @ a.T))
+    # clamp: rounding can take a norm of almost 0 below it.
     return (squares + (change * b).sum(dim=1)).clamp(min=0).sqrt()

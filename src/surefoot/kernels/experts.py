@@ -57,11 +57,15 @@ def adapted_experts(
     activate: maps the output of `up` to the input of `down`.
     """
     experts, count = len(up.weight), index.shape[1]
+    # Stable: an expert's rows keep the order of the tokens, so its sums do not differ from run to run.
     chosen, order = index.reshape(-1).sort(stable=True)
+    # Not `bincount`, for whose size the host waits for a GPU. Integers add up to the same in any order.
     counts = torch.zeros(experts, dtype=torch.int32, device=x.device)
     ends = counts.index_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
     inner = activate(_project(x[order // count], up, chosen, ends))
     out = _project(inner, down, chosen, ends) * share.reshape(-1)[order].unsqueeze(1)
+    # The inverse permutation: rows are gathered back and summed over k. `index_add` into the tokens has no fixed order
+    # on a GPU.
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=x.device)
     return out[back].view(len(x), count, -1).sum(dim=1).to(x.dtype)

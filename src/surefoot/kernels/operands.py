@@ -38,6 +38,7 @@ def round_up_rows(rows: int, dtype: torch.dtype, device: torch.device) -> int:
     rows: rows of the left operand.
     dtype: dtype of the operands.
     """
+    # A power of two as the step: so sizes of all magnitudes share few shapes, with the same largest waste.
     return _up(rows, max(_FEWEST, 1 << (max(rows // _SHARE, 1).bit_length() - 1))) if _counts(dtype, device) else rows
 
 

@@ -186,6 +186,8 @@ class _Products(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             for begin, end in _spans(lengths):
                 keys, values = (_repeated(tensor[:, begin:end], len(q)) for tensor in (k, v))
+                # The kernel behind SDPA, called directly because SDPA does not return the log-sum-exp that backward
+                # needs.
                 found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                     q[None, :, begin:end], keys[None], values[None], 0.0, True, scale=scale
                 )
@@ -199,6 +201,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         q, k, v, sums = ctx.saved_tensors
         dq, dk, dv = _like_rows(q), _like_rows(k), _like_rows(v)
+        # Otherwise the logits, which are in the wider dtype on purpose, would be computed in 16 bits again.
         with torch.autocast(q.device.type, enabled=False):
             for begin, end in _spans(ctx.lengths):
                 place = slice(begin, end)
@@ -223,6 +226,7 @@ def _probabilities(queries: torch.Tensor, keys: torch.Tensor, sums: torch.Tensor
     with _products_of(queries.dtype), _wider_than(queries.dtype):
         logits = torch.bmm(queries.to(wide), keys.to(wide).transpose(1, 2))
     torch.add(shift, logits, alpha=scale, out=logits)
+    # No maximum is subtracted before exp: less the log-sum-exp, logits of keys that are not masked are at most 0.
     return logits.exp_().to(queries.dtype).tril_()  # tril drops the masked half, which may be inf
 
 
@@ -235,6 +239,7 @@ def _products_of(dtype: torch.dtype) -> AbstractContextManager[object]:
 @contextmanager
 def _narrow_operands() -> Iterator[None]:
     settings = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    # A setting of the whole process, so it is put back at once: other fp32 products must stay exact.
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"
     try:

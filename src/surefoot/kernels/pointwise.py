@@ -143,6 +143,7 @@ def norm_forward(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> tuple
     output = torch.empty(x.shape, dtype=form.output_type(x.dtype, weight.dtype), device=x.device)
     scales = torch.empty((len(x), 1), dtype=wide, device=x.device)
     factor = weight if form.narrow_first else weight.to(wide) + form.shift
+    # Allocated once, so that every block is computed in memory that is in the core's cache already.
     room, squares = (x.new_empty(min(_rows(x), len(x)), x.shape[1], dtype=wide) for _ in range(2))
     for start in range(0, len(x), _rows(x)):
         part = slice(start, start + _rows(x))
