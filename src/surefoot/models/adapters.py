@@ -86,6 +86,7 @@ def add_copy(model: PeftModel, name: str, like: str) -> None:
     for layer in adapted_layers(model):
         for group in (getattr(layer, part) for part in layer.adapter_layer_names):
             if like in group:
+                # One memo for all layers, so that modules that share a parameter share it in the copy too.
                 group[name] = copy.deepcopy(group[like], memo)
 
 

@@ -44,6 +44,7 @@ def log_likelihoods(
     scores_so_far: list[list[float]] = []
     for row, several, count in zip(logits, options, shared, strict=True):
         scores = row.log_softmax(dim=-1)
+        # Python floats: fp32 sums of many log-probabilities would lose the small differences between options.
         start = sum(float(scores[place, several[0][place]]) for place in range(count))
         scores_so_far.append([start + float(scores[count, option[count]]) for option in several])
     if cache is None:

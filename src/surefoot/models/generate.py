@@ -306,6 +306,7 @@ def draw_tokens(
 
 
 def _among_all(probabilities: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
+    # float64: in fp32 the sum over a large vocabulary would miss 1 by more than the rarest tokens' probabilities.
     reached = probabilities.cumsum(dim=-1, dtype=torch.float64)
     return _reached_at(reached, aims * reached[:, -1:])
 
@@ -314,8 +315,10 @@ def _among_likeliest(
     probabilities: torch.Tensor, aims: torch.Tensor, top_p: float, top_k: int
 ) -> tuple[torch.Tensor, Cut]:
     """Draw from the smallest set of the top_k most likely tokens (0: all) with a share of top_p; at least one token."""
+    # Stable, so that of equal probabilities the same tokens are kept on every device.
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     reached = ordered.cumsum(dim=-1, dtype=torch.float64)
+    # The sum before a token, not with it: the one that reaches top_p is still inside.
     inside = reached - ordered < top_p
     if 0 < top_k < reached.shape[1]:
         inside = (reached - ordered < top_p * reached[:, top_k - 1 : top_k])[:, :top_k]
@@ -327,6 +330,8 @@ def _among_likeliest(
 
 def _reached_at(reached: torch.Tensor, aims: torch.Tensor) -> torch.Tensor:
     """Return [B], the first index per row at which the cumulative sums [B, V] exceed the aims [B, 1]."""
+    # right: an aim that equals a sum belongs to the next token, so one of probability 0 is never drawn. clamp: an aim
+    # may round up to the last sum.
     return torch.searchsorted(reached, aims, right=True).clamp(max=reached.shape[1] - 1).squeeze(1)
 
 

@@ -62,4 +62,5 @@ class _Product(torch.autograd.Function):
 
 
 def _dequantised(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # Scaled in the compute dtype, in place: a dense fp32 weight would be twice as large.
     return codes.to(dtype).mul_(scale.unsqueeze(1) * (1 / _LARGEST))

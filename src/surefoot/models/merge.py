@@ -140,6 +140,7 @@ def _merged_parameters(outermost: ParamWrapper) -> list[str]:
     inner, layer, names = outermost.get_base_layer(), outermost, []
     while isinstance(layer, ParamWrapper):
         before = inner.get_parameter(layer.parameter_name)
+        # Added in fp32 and rounded once; in bf16 a small change of a large weight would be lost.
         changed = before.float() + layer.get_delta_weight(ADAPTER).float()
         setattr(inner, layer.parameter_name, nn.Parameter(changed.to(before.dtype), requires_grad=False))
         names.append(layer.parameter_name)

@@ -48,6 +48,7 @@ def hold_in_fp32(model: nn.Module) -> None:
     """Convert trainable parameters to fp32: in half precision small optimizer updates would be rounded away."""
     for parameter in model.parameters():
         if parameter.requires_grad:
+            # In place of its data, so that references to the parameter (ties, an engine's groups) stay valid.
             parameter.data = parameter.data.float()
 
 

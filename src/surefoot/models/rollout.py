@@ -107,6 +107,8 @@ class EmbeddedRollouts:
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}
         with eval_mode(self._policy):
+            # Not `while waiting`: with sharded weights a rank without prompts must still take part in the others'
+            # passes.
             while self._keep_going(bool(waiting)):
                 batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
                 own = [prompts[one] for one in batch]

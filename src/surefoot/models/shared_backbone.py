@@ -110,6 +110,7 @@ class SharedBackbone:
             parameter.requires_grad = trainable
         if leaves_casts:
             leave_casts_to_autocast(self.model)
+        # PEFT leaves a new adapter's modules in training mode, whatever the model's.
         self.model.train(self.model.training)
         self._activate(self.active)
 

@@ -67,6 +67,7 @@ def states_behind(model: nn.Module, rows: Batch, prefixes: Sequence[int]) -> tup
     begin = numbers_on(device, [*prefixes, *prefixes]).unsqueeze(1)  # [2P, 1]
     width = max(length - prefixes[row % count] for row, length in enumerate(rows.lengths))
     places = begin + torch.arange(width, device=device)  # [2P, R]
+    # Places beyond a row read its last token: padding, whose values are never used.
     rest = rows.input_ids.gather(1, places.clamp(max=rows.input_ids.shape[1] - 1))
     seen = torch.arange(longest, device=device) < begin  # [2P, longest]: the cache of a shorter prefix ends in padding
     mask = torch.cat([seen, torch.ones_like(places, dtype=torch.bool)], dim=1).long()

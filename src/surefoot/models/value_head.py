@@ -44,6 +44,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [..., H] of any dtype -> [...] fp32."""
+        # fp32, because scores are compared: 16 bits would make close ones equal.
         with torch.autocast(hidden.device.type, enabled=False):
             # Not a view: FSDP2 registers hooks on module outputs, and those of a view are lost if it is modified.
             return self.summary(hidden.float()).squeeze(-1).clone()

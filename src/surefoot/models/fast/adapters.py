@@ -193,6 +193,7 @@ class _Group:
         if last[1].drops:
             dropped, kept = _draw(last[0].layer, last[1], x)
         projections = tuple(
+            # Detached: gradients reach B through the parameters of `adapted`, and not a second time through here.
             Projection(slot.weight, slot.bias, adapter.b.detach(), adapter.scale, up, factor)
             for (slot, adapter), up, factor in zip(adapters.items(), made.up, made.factors, strict=True)
         )

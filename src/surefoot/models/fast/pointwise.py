@@ -69,6 +69,8 @@ class _Turn:
 
     def __init__(self, module: nn.Module, plain: FunctionType):
         self.module = module
+        # A copy of the module's globals: in it the function is another for this layer alone, not for every model of the
+        # family.
         names = {**plain.__globals__, _TURN: turned}
         other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
         other.__kwdefaults__ = plain.__kwdefaults__
@@ -106,6 +108,7 @@ def norm_form(module: nn.Module) -> NormForm | None:
     if weight.ndim != 1 or not weight.is_floating_point() or isinstance(module, nn.LayerNorm):
         return None
     draws = torch.Generator().manual_seed(0)
+    # A usual, a tiny and a large row: where eps is added shows in the tiny one alone.
     rows = torch.randn(3, len(weight), generator=draws) * torch.tensor([[1.0], [eps**0.5], [30.0]])
     rows = rows.to(weight.device)
     try:
