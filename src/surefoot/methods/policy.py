@@ -44,6 +44,7 @@ def load_policy(
         checkpoint.folder if full and checkpoint else base,
         dtype=TORCH_DTYPE[plan.precision.unpacked],
         attention_implementation=plan.attention.implementation.value,
+        # Quantized layer by layer from the CPU: the device never holds the base in 16 or 32 bits.
         device=torch.device("cpu") if packed else device,
         vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
     )
@@ -55,6 +56,7 @@ def load_policy(
         round_weights(model, plan.precision.qat.value, plan.precision.qat_group)
     if (share := trained_dropout(config, plan)) is not None:
         set_dropout(model, share)
+    # Written with the model, so that other programs stop where training taught it to.
     model.generation_config.eos_token_id = list(tokens.stop.value)
     model.generation_config.pad_token_id = tokens.pad_id
     if plan.memory.gradient_checkpointing.value:

@@ -107,6 +107,7 @@ def step_kl(
         if batch.others is None:  # a single example in its step
             continue
         ratio = _ratio(loaded, reference, batch)
+        # float64, so that the estimate depends on the micro-batches through the forward pass alone.
         total += float(ratio.sum(dtype=torch.float64)) if batch.weight else 0.0
         count += batch.weight
     total, count = loaded.engine.totals([total, count])

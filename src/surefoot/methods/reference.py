@@ -176,6 +176,7 @@ def cached_reference(
     plan, data = run.plan, run.task.data
     folder = process.cache_folder() / "reference" / _key(run.config, plan, data)
     known = _agreed(_read(folder), loaded.engine)
+    # A model is not loaded for the check alone: not having to is what the cache is for.
     if known is not None and in_memory:
         known = _agreed(_checked(known, plan, data, loaded, base, notify), loaded.engine)
     if known is None:
@@ -209,6 +210,7 @@ def _key(config: RunConfig, plan: RunPlan, data: PreparedData) -> str:
             "template": [one.identity if one else None for one in (data.template, data.eval_template)],
             "tokens": [tokens.max_length.value, tokens.bos_id if tokens.bos.value else None, tokens.bos_scale.value],
             "precision": [precision.compute.value, precision.base.value, precision.tf32.value],
+            # Other kernels sum in another order, so their last bits belong to another key.
             "attention": [plan.attention.implementation.value, list(plan.attention.kernels.value)],
             "device": plan.device.value,
             "versions": {name: hardware.versions().get(name) for name in ("torch", "transformers")},
@@ -233,6 +235,7 @@ def _computed(
         found = _run(loaded, reference, own)
         lengths = [len(batch.lengths) for batch in round_of]
         places = np.cumsum([0, *lengths])
+        # Zeros where another rank has the value, so that one sum over the ranks gathers them all.
         shared = np.zeros(places[-1])
         if engine.rank < len(round_of):
             shared[places[engine.rank] : places[engine.rank + 1]] = found.cpu().numpy()

@@ -221,6 +221,7 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
     client = VllmRollouts(server(section.vllm_url, f"{config.method.section}.vllm_url"))
 
     def follow() -> None:
+        # In the run folder: that disk has room for checkpoints, and a server reads the files by their path.
         with tempfile.TemporaryDirectory(prefix=".policy-", dir=config.output) as folder:
             write_policy(loaded.policy, plan, Path(folder))
             client.synchronise(Path(folder), f"surefoot-{uuid.uuid4().hex}")

@@ -135,6 +135,7 @@ def with_groups(rollout: GroupRollout, groups: Sequence[int], others: GroupRollo
     width = max(rollout.drawn.shape[1], others.drawn.shape[1])
 
     def both(own: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        # Not in place: the first draw's own figures are computed from `rollout` later.
         found = own.clone()
         found[places] = new
         return found

@@ -154,6 +154,7 @@ def group_advantages(scores: torch.Tensor, facts: GroupLossFacts) -> torch.Tenso
 
     An answer without others to compare with gets 0.
     """
+    # A large score in common would cancel in fp32, and what is left is divided by a small deviation.
     scores = scores.double()
     known = scores.isfinite()
     values = scores.where(known, 0.0)

@@ -42,6 +42,7 @@ class Correction:
         apart: log r, [E, R].
         real: [E, R] bool, True at answer tokens.
         """
+        # float64: fp32 overflows at exp(89), which the sum over a long answer reaches.
         moved = apart.double().where(real, 0.0)
         if self.kind.startswith("sequence"):
             moved = moved.sum(dim=1, keepdim=True).expand_as(moved)

@@ -176,6 +176,7 @@ def _sigmoid(pairs: Pairs, constants: Constants) -> torch.Tensor:
 
 
 def _smoothed(scaled: torch.Tensor, smoothing: float) -> torch.Tensor:
+    # Not log(sigmoid(x)): in fp32 sigmoid is 0 below -104, and its logarithm would be infinite.
     return -(1 - smoothing) * F.logsigmoid(scaled) - smoothing * F.logsigmoid(-scaled)
 
 

@@ -252,6 +252,7 @@ class Average:
         own = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
             for name, parameter in self._parameters.items():
+                # A copy, so that nothing that is done to the weights in the block changes the average.
                 parameter.data = self._averages[name].to(parameter.device, parameter.dtype, copy=True)
             yield
         finally:
@@ -266,4 +267,5 @@ class Average:
 
 
 def _copy(parameter: nn.Parameter) -> torch.Tensor:
+    # fp32: bf16 would round an update of a hundredth, as by a decay of 0.99, away.
     return parameter.detach().to("cpu", torch.float32, copy=True)

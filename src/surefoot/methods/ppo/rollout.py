@@ -139,6 +139,7 @@ def to_episodes(
     rewards = token_rewards(logprobs, reference, scores, real, kl=kl, clip=terms.reward_clip)
     advantages, returns = advantages_and_returns(rewards, values, real, gamma=terms.gamma, lam=terms.lam)
     if terms.whiten:
+        # Over the whole rollout, which every rank has: per rank or micro-batch the result would depend on the split.
         advantages = whiten(advantages, real)
     answers = [experience.answers[place] for place in kept.tolist()]
     figures = Figures(
@@ -159,6 +160,7 @@ def to_episodes(
             prompts.ids[place],
             answer.response,
             prompts.records[place],
+            # Copies: a slice would keep the rollout's whole table in memory.
             *(table[row, : len(answer.response)].clone() for table in (logprobs, values, advantages, returns)),
         )
         for row, (place, answer) in enumerate(zip(kept.tolist(), answers, strict=True))
