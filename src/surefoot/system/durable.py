@@ -164,6 +164,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
                     disk.chmod(path, mode)
                 disk.sync(path)
             disk.sync(staging)
+            # A rename cannot replace a folder that is not empty, so for a moment there is none of the name.
             aside = final.parent / f"{_REPLACED}{final.name}"
             if replace and final.exists():
                 disk.rename(final, aside)
@@ -171,6 +172,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
         except BaseException:
             disk.remove_tree(staging, ignore_errors=True)
             raise
+        # The new name is on the disk only once its folder is.
         disk.sync(final.parent)
         disk.remove_tree(aside, ignore_errors=True)
 
@@ -198,7 +200,7 @@ def remove(path: Path) -> None:
         else:
             with suppress(FileNotFoundError):
                 disk.unlink(path)
-        disk.sync(path.parent)
+        disk.sync(path.parent)  # or it could be back after a power failure
 
 
 def move(path: Path, target: Path) -> None:
@@ -219,6 +221,8 @@ def empty_folder(folder: Path, last: str, ours: Callable[[str], bool]) -> None:
     with faults_named(folder):
         trash = _hidden_beside(folder / "emptied")
         disk.make_folder(trash)
+        # Moved into one hidden folder first: deleting takes long, renaming does not. After a kill in between, `last`
+        # still marks the folder as what it was.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
             if path.name != LOCK and path != trash and (is_temporary(path) or ours(path.name)):
                 disk.rename(path, trash / path.name)
@@ -232,6 +236,7 @@ def is_temporary(path: Path) -> bool:
 
 def discard_unfinished() -> None:
     """Remove this process's unfinished writes; for a thread that is about to call `os._exit`."""
+    # A copy: the main thread may still change the set.
     for path in list(_unfinished):
         if path.is_dir():
             disk.remove_tree(path, ignore_errors=True)
@@ -301,6 +306,7 @@ def _replacement(path: Path) -> Iterator[FileIO]:
             with suppress(OSError):
                 disk.unlink(staging)
             raise
+        # The new name is on the disk only once its folder is.
         disk.sync(path.parent)
 
 

@@ -82,6 +82,7 @@ def _lock(path: Path) -> int:
             _flock(handle, path)
             current = path.exists() and os.path.samestat(os.fstat(handle), path.stat())
             if current:
+                # Only now: until the lock is held the name in it is another process's.
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()} on {os.uname().nodename}".encode())
                 return handle

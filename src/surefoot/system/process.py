@@ -250,6 +250,7 @@ def restart_without_thread_cache() -> None:
     if parent_process() is not None:
         return
     os.environ[_TUNABLES] = NO_THREAD_CACHE
+    # exec and not a child: process id, terminal and signals stay those that the user and launchers know.
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
