@@ -62,6 +62,7 @@ def follow(
         return given[_OVER]
     with session.activity.during("reading the data"):
         run = prepare(config, _folder_state(config, given), console, custom, commits_from_json(given["commits"]))
+    # Each rank has read the data itself: on another machine a path may lead to another file.
     _compare(run.identity, given["identity"])
     run, loaded, _ = load_and_check(run, session, custom, console)
     session.gather("share", loaded.share)

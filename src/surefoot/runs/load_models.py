@@ -77,6 +77,7 @@ def load_models(
     Raises InputError for a damaged model and EnvironmentFault if the loaded model differs from the plan.
     """
     require_libraries(config, plan.device.value)
+    # Before any product: the number of threads decides how sums are split, and so their last bits.
     torch.set_num_threads(plan.threads.value)
     set_tf32(plan.precision)
     process.bound_product_caches(plan.device.value)
@@ -90,12 +91,14 @@ def load_models(
     policy = load_policy(config, plan, base, checkpoint, at_first)
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = functions_of(config.stage).build
+    # Before `build`, which may put more adapters into the policy.
     found = verify_model(policy, plan, at_first.type)
     built = build(config, plan, policy, base) if build else policy_alone(policy, plan)
     if checkpoint is not None:
         built.load(checkpoint.folder)
     if kept:
         kept.without(mapped_weights(built.model))
+    # A pass of two tokens: compiling for it would take longer than all checks together.
     with eager_mode(policy):
         head = verify_head(policy, at_first)
     packs = plan.kernels.documents.value != PLAIN

@@ -217,6 +217,7 @@ def _take_model(config: RunConfig, run: Path, chosen: Path, last: Path) -> tuple
         names = [name for name in without_adapter(run, names) if name not in of_merge]
     for name in names:
         durable.make_folders((run / name).parent)  # critic and average are in subfolders
+        # Copied, not moved or linked: the checkpoint stays whole, and --resume can publish from it again.
         durable.copy_file(chosen / name, run / name)
     # Of the last checkpoint, not the chosen one, because it covers the whole run.
     durable.copy_file(last / TRAINER_STATE, run / TRAINER_STATE)

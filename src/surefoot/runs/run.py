@@ -149,6 +149,7 @@ def _lead_run(
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
+    # A thread is enough: hashlib releases the GIL, so the files are hashed beside the loading.
     with hashed_in_background(run.base) as hashes:
         run, loaded, verified = load_and_check(run, session, options.custom, console, phases)
         base = hashes()

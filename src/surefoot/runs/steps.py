@@ -104,6 +104,8 @@ def take_steps(
     engine, total = loaded.engine, run.timetable.total_steps
     engine.totals([0.0])  # collective: from here on all ranks act on a signal together
     with (
+        # Entered first and left last: a signal while batches are prefetched or a checkpoint is written must not end the
+        # process.
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
         prefetched(run.task.step_batches, run.config.data.workers, last=total) as batches,
         background_writer(_LARGE) as writer,
