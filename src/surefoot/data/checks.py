@@ -256,5 +256,6 @@ def copies_in(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
     lengths = [len(part) for part in parts]
     again = np.ones(sum(lengths), dtype=bool)
     if len(again):
+        # `return_index` gives the first of equal items: only later ones count as copies.
         again[np.unique(np.concatenate(parts), return_index=True)[1]] = False
     return [np.flatnonzero(part) for part in np.split(again, np.cumsum(lengths)[:-1])]

@@ -182,6 +182,7 @@ class _FreeRoom:
 def uniform(seed: int, stream: tuple[int, ...], count: int) -> np.ndarray:
     """Draw uniform numbers in [0, 1) that depend only on seed, stream and position: [count] fp64."""
     words = np.random.Philox(np.random.SeedSequence(seed, spawn_key=stream)).random_raw(count)
+    # The 53 bits of a float64's significand, so that every result is exact and below 1.
     return (words >> np.uint64(11)) * 2.0**-53
 
 

@@ -116,6 +116,7 @@ def write_cache(
     examples are stored in deleted temporary files, which last as long as the process. Raises EnvironmentFault if the
     disk is full.
     """
+    # Half the disk and page cache for vocabularies up to 65,536.
     width = np.dtype(np.uint16 if vocabulary <= np.iinfo(np.uint16).max + 1 else np.uint32)
     try:
         durable.make_folders(folder.parent)
@@ -135,6 +136,7 @@ def write_cache(
             }
             known = dict(record())
             durable.fill_json(staging / _META, {"sha256": _digest(files, known), "files": files, "record": known})
+            # Mapped before the rename: the pages stay readable even if another process replaces the folder.
             found = _opened(staging, name), known
             # Remove a damaged folder first: a rename cannot replace a folder that is not empty.
             if open_cache(folder, name) is None:

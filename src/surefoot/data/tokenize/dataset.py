@@ -261,6 +261,8 @@ def supervised_of(mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 def prints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Hash the ids (independent of their dtype) and labels of each example: [M] V16."""
     found = bytearray()
+    # Always 32 bits, little-endian: the dtype of the ids depends on the vocabulary, but equal examples have equal
+    # hashes.
     wide, labels = memoryview(ids.astype("<u4").tobytes()), memoryview(mask.tobytes())
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         one = hashlib.blake2b(wide[4 * start : 4 * end], digest_size=PRINT.itemsize)

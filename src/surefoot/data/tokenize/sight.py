@@ -133,6 +133,7 @@ class Sight:
             if image.getexif().get(_ORIENTATION, 1) >= 5:
                 width, height = height, width
             image.draft("RGB", (image.width // 8, image.height // 8))  # decode a JPEG at 1/8 size: enough to check it
+            # Decoding all of it finds truncated files, which reading the header alone does not.
             image.load()
         digest = hashlib.sha256(data).hexdigest()
         return Picture(str(place), digest, width, height, self.tokens(width, height), facts.st_size, facts.st_mtime_ns)
