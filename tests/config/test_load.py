@@ -507,6 +507,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "alignment.margin": ["stage=dpo", "alignment.loss=simpo"],
         "ppo": ["stage=ppo"],
         "distill": ["stage=distill", "distill.teacher=org/large", "distill.on_policy=0.5"],
+        "distill.teacher_name": ["stage=distill", "distill.teacher=http://127.0.0.1:9"],
         "distill.vllm_url": [
             "stage=distill",
             "distill.teacher=org/large",

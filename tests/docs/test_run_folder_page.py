@@ -29,6 +29,7 @@ NOT_OF_THIS_RUN = {
     "quantised/",
     "answers.jsonl",
     "turns-RANK.jsonl",
+    "teacher-RANK.jsonl",
     "samples.jsonl",
     "tensorboard/",
     "wandb/",

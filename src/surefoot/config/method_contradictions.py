@@ -214,6 +214,7 @@ def groups(config: RunConfig) -> Iterator[Problem]:
             yield problem(f"grpo.rewards.{place}.name", what, fix, "grpo.run_code")
 
 
+_SERVED = ("teacher_name", "top")  # keys of distill about a teacher on a server
 _DRAWING = ("max_new_tokens", "sampling_temperature", "engine", "vllm_url")  # keys of distill about drawn answers
 
 
@@ -224,6 +225,15 @@ def teachers(config: RunConfig) -> Iterator[Problem]:
     if config.distill.teacher is None:
         what = f"stage {config.stage} learns from a teacher, and none is named"
         yield problem("distill.teacher", what, "name its folder or hub id", "stage")
+    if is_address(config.distill.teacher or ""):
+        if config.distill.temperature != 1:
+            what = "a server returns only some log-probabilities, at temperature 1; those at another one need all"
+            fix = "leave it out, or name the teacher's folder"
+            yield problem("distill.temperature", what, fix, "distill.teacher")
+    else:
+        for key in (key for key in changed_keys(config.distill) if key in _SERVED):
+            what = "is about a teacher on a server, and distill.teacher is no address"
+            yield problem(f"distill.{key}", what, "leave it out", "distill.teacher")
     if not config.draws:
         for key in (key for key in changed_keys(config.distill) if key in _DRAWING):
             what = "is about answers that the student draws, but distill.on_policy is 0"
@@ -251,6 +261,7 @@ def addresses(config: RunConfig) -> Iterator[Problem]:
         "ppo.reward": ppo.reward,
         "ppo.vllm_url": ppo.vllm_url,
         "grpo.vllm_url": grpo.vllm_url,
+        "distill.teacher": config.distill.teacher,
         "distill.vllm_url": config.distill.vllm_url,
         "grpo.environment.name": grpo.environment.name if grpo.environment else None,
         **{f"grpo.rewards.{place}.name": term.name for place, term in enumerate(grpo.rewards)},

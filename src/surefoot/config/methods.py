@@ -140,7 +140,11 @@ class PpoConfig(Section):
 class DistillConfig(Section):
     teacher: Annotated[Text | None, Field(examples=["meta-llama/Llama-3.1-70B-Instruct"])] = None
     """Model whose next-token distributions are learned: a folder or hub id of a model, or of an adapter, with the
-    student's tokenizer; or a folder written by `surefoot teach`."""
+    student's tokenizer; a folder written by `surefoot teach`; or the http(s) address of a vLLM server."""
+    teacher_name: Annotated[Text | None, Field(examples=["large"])] = None
+    """Name of the teacher on its server; null: its only model, or its only adapter."""
+    top: Annotated[int, Field(ge=1), Number] = 20
+    """Teacher on a server: likeliest tokens that it returns at each position; at most its --max-logprobs."""
     beta: Annotated[float, Field(ge=0, le=1), Number] = 0.0
     """Divergence from the teacher (Agarwal et al. 2024). 0: forward KL, the teacher's mean of log q - log p. 1: reverse
     KL, the student's mean of log p - log q. Between: generalised Jensen-Shannon divergence; 0.5 is the usual one."""

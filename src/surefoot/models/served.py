@@ -1,9 +1,9 @@
-"""Query a model on an inference server: log-probabilities of token ids, token ids of a dialogue, and whether a token
-ends its answers.
+"""Query a model on an inference server: log-probabilities of token ids, token ids of a text or dialogue, and whether a
+token ends its answers.
 
 | server | log-probabilities of a prompt | ids of a dialogue |
 |---|---|---|
-| vLLM | /v1/completions with prompt_logprobs | /tokenize |
+| vLLM | /v1/completions with prompt_logprobs, also of the likeliest tokens in each place | /tokenize |
 | SGLang | /generate with return_logprob | their number, by the usage of /v1/chat/completions |
 | llama.cpp | /completion, one request per token, which a logit bias selects | /apply-template, then /tokenize |
 | another with OpenAI's protocol | /v1/completions with echo | their number, as for SGLang |
@@ -66,6 +66,37 @@ class ServedModel:
         # One after the other: vLLM 0.32 with adapters on a CPU crashes on two concurrent requests for prompt_logprobs.
         return [one(ids) for ids in texts]
 
+    @property
+    def version(self) -> str:
+        """Of the server, as it calls it; "" if it does not say."""
+        try:
+            return str(self.server.get("/version")["version"])
+        except (EnvironmentFault, TypeError, KeyError):
+            return ""
+
+    def likeliest(self, ids: Sequence[int], count: int) -> list[dict[int, float]]:
+        """Return natural log-probabilities by token id for every place but the first, given the tokens before it: of
+        the `count` likeliest tokens, and of the one that stands there. vLLM alone returns them.
+
+        ids: at least two.
+        Raises EnvironmentFault where the server refuses, or returns no numbers by token id.
+        """
+        try:
+            found = _prompt_of_vllm(self, ids, count)
+            return [{int(token): float(own["logprob"]) for token, own in place.items()} for place in found]
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+            what = f"returns no prompt_logprobs by token id (the server reports {self.kind!r})"
+            raise EnvironmentFault(Fault(self.server.address, what, "use vLLM", code="SF-SERVER")) from None
+
+    def text_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, without added ones. Raises EnvironmentFault where the server returns none."""
+        body = {"model": self.name, "prompt": text, "add_special_tokens": False}
+        try:
+            return _ids_of(self, body)
+        except (TypeError, KeyError, ValueError):
+            what = "returns no token ids from /tokenize"
+            raise EnvironmentFault(Fault(self.server.address, what, "use vLLM", code="SF-SERVER")) from None
+
     def dialogue_ids(self, turns: Sequence[Mapping[str, str]]) -> list[int] | int | None:
         """Render turns on the server, with the generation prompt: token ids; only their number if it returns no ids;
         None if it refuses the turns, as a server without a chat template does.
@@ -99,8 +130,10 @@ class ServedModel:
             raise EnvironmentFault(Fault(self.server.address + _PATH, what, code="SF-SERVER")) from None
 
 
-def served_model(server: Server, name: str | None) -> ServedModel:
+def served_model(server: Server, name: str | None, key: str = "--name") -> ServedModel:
     """Return the model `name` of a server; None: its only model, or its only adapter.
+
+    key: where the name is given, for faults.
 
     Raises InputError for an unknown name, or if there are several and no name.
     """
@@ -117,11 +150,11 @@ def served_model(server: Server, name: str | None) -> ServedModel:
         candidates = list(models) if len(models) == 1 else adapters
         if len(candidates) != 1:
             what = f"serves {len(models)} models: {first_few(list(models), _SHOWN)}"
-            raise InputError(Fault(where, what, "choose one with --name", code="SF-USE-FLAG"))
+            raise InputError(Fault(where, what, f"choose one with {key}", code="SF-USE-FLAG"))
         name = candidates[0]
     if name not in models:
         fix = f"it serves {first_few(list(models), _SHOWN)}"
-        raise InputError(Fault("--name", f"{where} has no model {name!r}", fix, code="SF-USE-FLAG"))
+        raise InputError(Fault(key, f"{where} has no model {name!r}", fix, code="SF-USE-FLAG"))
     own = models[name]
     under = models.get(str(own.get("parent")), {})
     longest = own.get("max_model_len") or under.get("max_model_len")
@@ -135,9 +168,14 @@ def served_model(server: Server, name: str | None) -> ServedModel:
 
 
 def _of_vllm(model: ServedModel, ids: Sequence[int]) -> list[Any]:
-    body = {"model": model.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-    found = model.server.post(_PATH, body)["choices"][0]["prompt_logprobs"]
-    return [one[str(token)]["logprob"] for token, one in zip(ids[1:], found[1:], strict=True)]
+    found = _prompt_of_vllm(model, ids, 0)
+    return [one[str(token)]["logprob"] for token, one in zip(ids[1:], found, strict=True)]
+
+
+def _prompt_of_vllm(model: ServedModel, ids: Sequence[int], count: int) -> list[Any]:
+    """Entries by token id for every place but the first: of the likeliest `count` tokens, and of the one there."""
+    body = {"model": model.name, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": count}
+    return model.server.post(_PATH, body)["choices"][0]["prompt_logprobs"][1:]
 
 
 def _of_sglang(model: ServedModel, ids: Sequence[int]) -> list[Any]:
@@ -179,7 +217,10 @@ def _by_echo(model: ServedModel, ids: Sequence[int]) -> list[Any]:
 
 
 def _tokenized(model: ServedModel, turns: list[Mapping[str, str]]) -> list[int]:
-    body = {"model": model.name, "messages": turns, "add_generation_prompt": True}
+    return _ids_of(model, {"model": model.name, "messages": turns, "add_generation_prompt": True})
+
+
+def _ids_of(model: ServedModel, body: Mapping[str, Any]) -> list[int]:
     return [int(token) for token in model.server.post("/tokenize", body)["tokens"]]
 
 

@@ -16,12 +16,12 @@ _NUMBERS = 6
 
 @dataclass(frozen=True)
 class TeacherFacts:
-    """path: as the config names it. model: facts of a teacher in memory; None if it is stored. stored: what is stored,
-    in words."""
+    """path: as the config names it. model: facts of a teacher in memory; None if it is stored or on a server. other:
+    what is there instead, in words."""
 
     path: str
     model: ModelFacts | None
-    stored: str = ""
+    other: str = ""
 
 
 def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[str] | None, Workload]:
@@ -31,7 +31,7 @@ def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[s
     work = replace(work, compared=_NUMBERS)
     model = teacher.model
     if model is None:
-        return Choice(teacher.path, teacher.stored, "user"), work
+        return Choice(teacher.path, teacher.other, "user"), work
     dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
     why = f"a frozen model of {model.parameters:,} parameters in {dtype}, not sharded: every process has all of it"
     whole = model.family is None or bool(model.family.beyond_head)  # its head cannot be computed outside of it

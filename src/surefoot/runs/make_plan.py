@@ -30,6 +30,7 @@ from surefoot.system import hardware as machine
 from surefoot.system import process
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import Hardware
+from surefoot.system.locations import is_address
 
 
 def make_plan(
@@ -119,7 +120,8 @@ def require_distillation(config: RunConfig, base: Path) -> None:
         what = f"stage {config.stage} has no teacher"
         fix = "use a config of a stage that has one"
         raise InputError(Fault("stage", what, fix, code="SF-CONFIG-CONFLICT"))
-    if (facts := _teacher(config, base)) is not None and facts.model is None:
+    facts = _teacher(config, base)
+    if facts is not None and facts.model is None and not is_address(facts.path):
         what = f"{facts.path} contains stored distributions, not a model"
         raise InputError(Fault("distill.teacher", what, "name a model", code="SF-CONFIG-CONFLICT"))
 

@@ -154,7 +154,7 @@ def _readable(path: Path) -> Iterator[None]:
 # resumed run.
 _PATTERN = re.compile(
     r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|eval_\w+)\.png|(adapter_|generation_)?config\.json"
-    r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|turns-\d+\.jsonl"
+    r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(turns|teacher)-\d+\.jsonl"
 )
 _NAMES = {
     *(PLAN, CONFIG, MANIFEST, AVERAGE, CRITIC_FOLDER, TRAINER_STATE, "README.md"),

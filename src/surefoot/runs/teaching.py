@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -10,10 +11,12 @@ import torch
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import Layout, all_example_batches, with_progress
 from surefoot.kernels.divergence import Likeliest, Whole
+from surefoot.methods.distill.served import KEY, ServedTeacher, check_server, open_model
 from surefoot.methods.distill.stored import StoredFacts, Writer, write_facts
-from surefoot.methods.distill.teacher import KEY, open_alone
+from surefoot.methods.distill.teacher import Alone, open_alone
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.table import functions_of
+from surefoot.methods.waiting import Waits
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.fast_paths import COMPARED_AT_ONCE
@@ -22,6 +25,7 @@ from surefoot.runs.load_models import planned_tokenizer
 from surefoot.runs.revisions import pin
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import is_address
 
 _TOKENS = 4096  # of a forward pass, with padding
 
@@ -53,9 +57,16 @@ def teach(
     if top >= rows:
         what = f"{top:,} is not less than the model's {rows:,} tokens"
         raise InputError(Fault("--top", what, "name fewer", code="SF-USE-FLAG"))
-    data = functions_of(config.stage).prepare(config, tokens, planned_tokenizer(base, tokens))
-    alone = open_alone(config, rows, say)
+    tokenizer = planned_tokenizer(base, tokens)
+    data = functions_of(config.stage).prepare(config, tokens, tokenizer)
     path, layout = str(config.distill.teacher), Layout(tokens.pad_id, tokens=_TOKENS)
+    if is_address(path):
+        served = open_model(config)
+        common = check_server(served, top, tokenizer, rows, data.train, tokens.max_length.value)
+        waits = Waits(lambda sentence, *, caution=True: say(sentence))
+        alone = Alone(ServedTeacher(served, top, common, waits), torch.device("cpu"), nullcontext)
+    else:
+        alone = open_alone(config, rows, say)
     with durable.staged_folder(out) as staging:
         writer, words = Writer(staging), rows
         for dataset in (one for one in (data.train, data.eval) if one is not None):
@@ -65,11 +76,13 @@ def teach(
             )
             for batch in batches:
                 with torch.no_grad(), alone.context():
-                    rows = batch.to(alone.device)
-                    known = alone.teacher(rows, supervised_places(rows)[0])
-                    assert isinstance(known, Whole)
-                    words = known.words
-                    writer.add(batch, likeliest(known, top, config.distill.temperature))
+                    own = batch.to(alone.device)
+                    known = alone.teacher(own, supervised_places(own)[0])
+                    if isinstance(known, Whole):
+                        words, known = known.words, likeliest(known, top, config.distill.temperature)
+                    assert isinstance(known, Likeliest)
+                    words = known.words or words
+                    writer.add(batch, known)
         writer.flush()
         facts = StoredFacts(
             path,

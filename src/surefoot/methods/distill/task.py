@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch
+from surefoot.data.batching.batch import Batch, Weighted
 from surefoot.data.batching.digests import digested
 from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.distill.drawing import Drawing, check_prompts
+from surefoot.methods.distill.served import KEY, open_served
 from surefoot.methods.distill.stored import check_stored, is_stored, open_stored
-from surefoot.methods.distill.teacher import KEY, open_teacher, require_teacher
+from surefoot.methods.distill.teacher import open_teacher, require_teacher, student_rows
 from surefoot.methods.examples import prepare_examples, task_of_items
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
@@ -25,6 +26,7 @@ from surefoot.methods.rollouts import rollout_engine
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.system.locations import is_address
 
 
 def prepare_distill(
@@ -60,7 +62,7 @@ def settings_of(config: RunConfig) -> DistillSettings:
 def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of the data under a plan; `start_distill` gives it the teacher."""
     objective = distill_objective(settings_of(config), stand_in)
-    if is_stored(str(config.distill.teacher)):
+    if is_stored(path := str(config.distill.teacher)) or is_address(path):
         return task_of_items(objective, config, plan, data, _digested_batches, _all_digested_batches)
     return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
 
@@ -76,13 +78,14 @@ def _all_digested_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator
 
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """Open the teacher, and what draws the student's own answers."""
-    config = run.config
-    if is_stored(path := str(config.distill.teacher)):
-        teacher = open_stored(path, KEY)
-    else:
-        teacher = open_teacher(config, run.plan, loaded, notify)
-    task = replace(run.task, objective=distill_objective(settings_of(config), teacher))
-    if not config.draws:
-        return task
-    drawing = Drawing(run, loaded, rollout_engine(config, run.plan, loaded))
-    return replace(task, ready=drawing.ready)
+    config, path = run.config, str(run.config.distill.teacher)
+    draw = Drawing(run, loaded, rollout_engine(config, run.plan, loaded)).ready if config.draws else None
+    if is_address(path):
+        served = open_served(run, loaded, student_rows(loaded.policy), notify)
+
+        def ready(step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
+            return served.prepare(step, batches if draw is None else draw(step, batches))
+
+        return replace(run.task, objective=distill_objective(settings_of(config), served), ready=ready)
+    teacher = open_stored(path, KEY) if is_stored(path) else open_teacher(config, run.plan, loaded, notify)
+    return replace(run.task, objective=distill_objective(settings_of(config), teacher), ready=draw)

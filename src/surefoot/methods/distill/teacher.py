@@ -1,4 +1,4 @@
-"""The teacher of stage distill as a model in memory: found and checked before its weights are read, then opened.
+"""The teacher of stage distill, found before its weights are read, and opened as a model in memory.
 
 It belongs to no engine: each rank holds all of it, frozen. Its ids must be the student's: a distribution over other
 tokens says nothing. Its embedding may have more or fewer rows than the student's, which are spare; the distributions
@@ -22,6 +22,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, unpacked
 from surefoot.kernels.chunked_loss import Head
 from surefoot.kernels.divergence import Whole
+from surefoot.methods.distill.served import KEY, open_model
 from surefoot.methods.distill.stored import META, is_stored, read_facts
 from surefoot.methods.losses.distill import Teacher
 from surefoot.methods.losses.sft import supervised_places
@@ -43,14 +44,13 @@ from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.planning.teacher import TeacherFacts
 from surefoot.system.durable import sha256_file
 from surefoot.system.errors import Fault, InputError, SurefootError
-
-KEY = "distill.teacher"
+from surefoot.system.locations import is_address
 
 
 def require_teacher(config: RunConfig) -> None:
     """Fetch the teacher's weights, where the hub has them. Raises InputError where they are missing or cut off."""
     assert config.distill.teacher is not None
-    if is_stored(config.distill.teacher):
+    if is_stored(config.distill.teacher) or is_address(config.distill.teacher):
         return
     with _of_the_key():
         base, _ = find_parts(config.distill.teacher, None)
@@ -68,6 +68,9 @@ def find_teacher(config: RunConfig, base: Path) -> TeacherFacts:
     assert path is not None, "config.contradictions asks for it"
     if is_stored(path):
         return _stored_facts(config, path)
+    if is_address(path):
+        why = f"a server, asked for the {config.distill.top} likeliest tokens at each position; all others count as one"
+        return TeacherFacts(path, None, why)
     with _of_the_key():
         own_base, saved = resolve_folder(path, None, weights=False), None
         if is_adapter(own_base):
@@ -99,8 +102,11 @@ def _stored_facts(config: RunConfig, path: str) -> TeacherFacts:
 
 
 def teacher_fingerprint(config: RunConfig) -> str:
-    """Return what a resumed run recognizes its teacher by: a digest of what is stored, or of the weights."""
+    """Return what a resumed run recognizes its teacher by: a digest of what is stored, or of the weights, or the name
+    of a server's model, whose numbers are compared later (`ServedTeacher.check_same`)."""
     path = str(config.distill.teacher)
+    if is_address(path):
+        return open_model(config).name
     return sha256_file(Path(path) / META) if is_stored(path) else weights_fingerprint(path)
 
 
