@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.faults import raises_fault
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.commands.plan import forecast_scale
 from surefoot.planning import scale as module
 from surefoot.report.tables.plan import scale_cells
+from surefoot.system import hardware
 from surefoot.system.errors import InputError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -80,7 +82,7 @@ def test_only_what_fits_is_promised(forecast):
 
 def test_a_machine_without_known_links_is_refused(forecast):
     with pytest.raises(InputError) as caught:
-        forecast("8B", FULL, "l4")
+        forecast("8B", FULL, "48GiB")
     assert [(one.where, one.code) for one in caught.value.faults] == [("--hardware", "SF-USE-FLAG")]
 
 
@@ -100,3 +102,39 @@ def test_twin_with_another_efficiency_it_would_not(forecast, monkeypatch):
     monkeypatch.setattr(module, "EFFICIENCY", 0.5)
     with pytest.raises(AssertionError):
         check_document(forecast)
+
+
+# Dense products of 16 bits with sums in fp32, in 1e12: where a datasheet has them with sparsity, that figure halved.
+DATASHEETS = {
+    "t4": 65,
+    "v100": 125,
+    "v100-32": 125,
+    "a10": 250 / 2,
+    "a40": 299.4 / 2,
+    "a6000": 309.7 / 2,
+    "l4": 242 / 2,
+    "l40s": 733 / 2,
+    "rtx3090": 142 / 2,
+    "rtx4090": 330.3 / 2,
+    "rtx5090": 419 / 2,
+    "a100": 624 / 2,
+    "a100-80": 624 / 2,
+    "a100-40": 624 / 2,
+    "h100": 1979 / 2,
+    "h200": 1979 / 2,
+    "b200": 36000 / 8 / 2,
+    "mi300x": 2614.9 / 2,
+}
+PRINTED = 0.02  # the L40S' datasheet has 362.05 and, with sparsity, 733
+
+
+def test_rates_are_dense():
+    gpus = {name: machine for name, machine in hardware._PRESETS.items() if machine.kind == "cuda"}
+    rates = {name: found.peak / 1e12 for name, machine in gpus.items() if (found := module.fabric_of(machine))}
+    assert rates == pytest.approx(DATASHEETS, rel=PRINTED)
+
+
+def test_rates_of_fp32_are_not_known(forecast):
+    """A V100 computes no bf16, so a plan that is free to choose takes fp32."""
+    with raises_fault("SF-USE-FLAG", "precision"):
+        forecast("8B", LORA, "v100")

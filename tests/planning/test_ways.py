@@ -130,6 +130,19 @@ def test_no_rate_is_given_where_it_is_not_known(planning):
     assert all(way_cells(way)[2] == "?" for way in ways)
 
 
+def test_without_rates_the_order_is_that_of_an_a40(planning, monkeypatch):
+    """LoRA comes before an optimizer in host memory, which is tried first."""
+
+    def keys(machine):
+        return [way.keys for way in planning(machine, **FULL)[0]]
+
+    named, other = preset("a40"), replace(preset("a40"), name="an unknown GPU")
+    assert keys(other) == keys(named)
+    assert keys(other)[0]["adapter.kind"] == "lora"
+    monkeypatch.setattr(module, "_rate", lambda *given: 1.0)
+    assert keys(other)[0] == OFFLOAD
+
+
 def test_only_memory_has_ways():
     memory, key = Fault("model", "needs more", code="SF-MEMORY"), Fault("optim.lr", "is wrong", code="SF-CONFIG-VALUE")
     assert is_too_large(InputError([memory]))

@@ -88,7 +88,7 @@ _ACCUMULATION = 4  # examples of max_length tokens on each GPU, accumulated one 
 
 def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
     """Return one row per number of GPUs and engine. name: a machine known to `--hardware`. Raises InputError if its
-    links are not known."""
+    links or its rate are not known."""
     from surefoot.models.facts import facts_of
     from surefoot.models.folder import resolve_folder
     from surefoot.planning.scale import Forecasts, scale_rows
@@ -118,7 +118,6 @@ def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
             {"ddp": whole, "zero 2": cut, "fsdp2": cut},
             length=plan.tokenizer.max_length.value,
             accumulation=_ACCUMULATION,
-            name=name,
-            memory=machine.memory,
+            machine=machine,
         )
     )

@@ -50,19 +50,29 @@ class Fabric:
     host: float
 
 
-# From the makers' datasheets: dense products in bf16, summed in fp32. NVLink 4 has 900 GB/s and NVLink 3 600 GB/s in
-# both directions; nets of 400, 200 and 100 Gbit/s; PCIe 5.0 and 4.0 with 16 lanes, which also connect cards without
-# NVLink.
-_PCIE5, _PCIE4 = 63e9, 31.5e9
+# From the makers' datasheets and whitepapers, of the year beside each: dense products in bf16 (Volta and Turing: fp16),
+# summed in fp32; where only a rate with sparsity is given, half of it. inside: half of what NVLink or Infinity Fabric
+# has in both directions, or PCIe, which also connects cards without them. between: nets of 400, 200 and 100 Gbit/s.
+# host: PCIe with 16 lanes.
+_PCIE5, _PCIE4, _PCIE3 = 63e9, 31.5e9, 15.75e9
 FABRICS = {
-    "h100": Fabric(989e12, 450e9, 50e9, _PCIE5),
-    "h200": Fabric(989e12, 450e9, 50e9, _PCIE5),
-    "a100": Fabric(312e12, 300e9, 25e9, _PCIE4),
-    "a100-40": Fabric(312e12, 300e9, 25e9, _PCIE4),
-    **{
-        name: Fabric(peak, _PCIE4, 12.5e9, _PCIE4)
-        for name, peak in (("l40s", 362e12), ("a6000", 155e12), ("a40", 150e12), ("a10", 125e12), ("rtx4090", 165e12))
-    },
+    "b200": Fabric(2250e12, 900e9, 50e9, _PCIE5),  # DGX B200, 2024: 36 PFLOPS with sparsity for eight
+    "h200": Fabric(989e12, 450e9, 50e9, _PCIE5),  # 2024: 1,979 with sparsity
+    "h100": Fabric(989e12, 450e9, 50e9, _PCIE5),  # SXM, 2023: 1,979 with sparsity
+    "a100": Fabric(312e12, 300e9, 25e9, _PCIE4),  # SXM, 2021
+    "a100-40": Fabric(312e12, 300e9, 25e9, _PCIE4),  # SXM, 2020
+    "mi300x": Fabric(1307e12, 448e9, 50e9, _PCIE5),  # 2023: 1,307.4; seven links of 128 GB/s
+    "v100": Fabric(125e12, 150e9, 12.5e9, _PCIE3),  # SXM2, 2018
+    "v100-32": Fabric(125e12, 150e9, 12.5e9, _PCIE3),  # SXM2, 2018
+    "l40s": Fabric(362e12, _PCIE4, 12.5e9, _PCIE4),  # 2023
+    "a6000": Fabric(154.8e12, _PCIE4, 12.5e9, _PCIE4),  # 2020: 309.7 with sparsity
+    "a40": Fabric(149.7e12, _PCIE4, 12.5e9, _PCIE4),  # 2021
+    "rtx5090": Fabric(209.5e12, _PCIE5, 12.5e9, _PCIE5),  # RTX Blackwell whitepaper, 2025; twice that where fp16 sums
+    "rtx4090": Fabric(165.2e12, _PCIE4, 12.5e9, _PCIE4),  # Ada whitepaper, 2022; twice that where fp16 sums
+    "rtx3090": Fabric(71e12, _PCIE4, 12.5e9, _PCIE4),  # GA102 whitepaper, 2020; twice that where fp16 sums
+    "l4": Fabric(121e12, _PCIE4, 12.5e9, _PCIE4),  # 2023: 242 with sparsity
+    "a10": Fabric(125e12, _PCIE4, 12.5e9, _PCIE4),  # 2021
+    "t4": Fabric(65e12, _PCIE3, 12.5e9, _PCIE3),  # 2019
 }
 
 
@@ -114,8 +124,7 @@ def scale_rows(
     *,
     length: int,
     accumulation: int,
-    name: str,
-    memory: int,
+    machine: Hardware,
 ) -> Iterator[ScaleRow]:
     """Yield every engine on every count of GPUs.
 
@@ -123,16 +132,17 @@ def scale_rows(
     forecasts: with the fast paths that each engine supports.
     length: tokens per example.
     accumulation: micro-batches per GPU and step.
-    name: name of the GPU.
-    memory: bytes of one GPU.
+    machine: one GPU.
 
-    Raises InputError for a machine with unknown links.
+    Raises InputError for a machine with unknown links, and for products in fp32, whose rates are not in the table.
     """
-    fabric = FABRICS.get(name)
+    fabric = fabric_of(machine)
     if fabric is None:
-        raise InputError(
-            Fault("--hardware", f"the links of {name} are unknown", f"choose {', '.join(FABRICS)}", code="SF-USE-FLAG")
-        )
+        what = f"the links of {machine.name} are unknown"
+        raise InputError(Fault("--hardware", what, f"choose {', '.join(FABRICS)}", code="SF-USE-FLAG"))
+    if plan.precision.compute.value == "fp32":
+        fix = f"set precision={'bf16' if machine.bf16 else 'fp16'}"
+        raise InputError(Fault("precision", "--scale knows the rates of 16-bit products only", fix, code="SF-USE-FLAG"))
     examples = plan.batch.micro.value * accumulation
     work = work_of([length] * examples, supervised=length * examples)
     for gpus in COUNTS:
@@ -141,7 +151,7 @@ def scale_rows(
                 continue
             found = forecasts[engine]
             needs = [held(one, plan, model, engine, gpus) for one in (found.once, found.again)]
-            again = needs[0] > usable(memory)
+            again = needs[0] > usable(machine.memory)
             flops = step_flops(model, work, plan.adapter, checkpointed=float(again), pruned=False)
             sent = sent_bytes(plan, engine, gpus, accumulation)
             rate = fabric.inside if gpus <= NODE else fabric.between
@@ -149,7 +159,7 @@ def scale_rows(
                 gpus=gpus,
                 engine=engine,
                 memory=needs[again],
-                fits=needs[again] <= usable(memory),
+                fits=needs[again] <= usable(machine.memory),
                 checkpointing=again,
                 tokens=work.tokens * gpus,
                 compute=(flops.needed + flops.recomputed) / (fabric.peak * EFFICIENCY),

@@ -93,12 +93,14 @@ def _nvidia(name: str, memory: float, capability: tuple[int, int], cores: int) -
     )
 
 
+_A100 = _nvidia("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), 16)
 # Memory as torch's out-of-memory messages in public issues report it; the lowest figure where cards differ.
 _PRESETS: dict[str, Hardware] = {
     "b200": _nvidia("NVIDIA B200", 178.3, (10, 0), 16),
     "h200": _nvidia("NVIDIA H200", 139.8, (9, 0), 16),
     "h100": _nvidia("NVIDIA H100 80GB HBM3", 79.1, (9, 0), 16),
-    "a100": _nvidia("NVIDIA A100-SXM4-80GB", 79.2, (8, 0), 16),
+    "a100": _A100,
+    "a100-80": _A100,
     "a100-40": _nvidia("NVIDIA A100-SXM4-40GB", 39.3, (8, 0), 16),
     "mi300x": replace(_nvidia("AMD Instinct MI300X", 191.9, (9, 4), 16), tf32=False),
     "l40s": _nvidia("NVIDIA L40S", 44.3, (8, 9), 16),
