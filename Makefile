@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness takeover qat conformance served grpo-vllm served-llamacpp bench rehearsal test-gpu bench-gpu gpu-report clean
+.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness takeover qat conformance served grpo-vllm served-llamacpp bench rehearsal rehearsal-qat test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -57,7 +57,7 @@ contracts: $(SETUP)
 
 test-long: $(SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not rehearsal"
-	$(MAKE) rehearsal
+	$(MAKE) rehearsal rehearsal-qat
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)
@@ -116,6 +116,9 @@ CASES := rehearsal or gpu
 WORKERS := 2
 rehearsal: $(SETUP)  ## what takes a device, on a pretend GPU that computes on the CPU and refuses what a GPU refuses; needs g++
 	PYTHONPATH=tests $(BIN)/python -m helpers.pretend_gpu $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "$(CASES)" tests/rehearsal tests/gpu/test_training.py
+
+rehearsal-qat: $(QAT)/.installed  ## those of its cases that need torchao
+	PYTHONPATH=tests $(QAT)/bin/python -m helpers.pretend_gpu $(QAT)/bin/python -m pytest -m rehearsal -k qat tests/rehearsal
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv

@@ -29,12 +29,14 @@ ON_THE_PRETEND_GPU = [
 LORA = {"kind": "lora", "rank": 4}
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 OFFLOADED: dict[str, Any] = {"parallel": {"offload": "optimizer"}}
+EIGHT_BITS = {"optim": {"name": "adamw_8bit", "lr": 1e-3}}
 # One pass of each micro-batch reads where its learned tokens stand, and transformers whether a row is padded.
 PER_PASS = {("aten::nonzero", "methods/losses/sft.py:supervised_places"), ("item", "models/forward.py:hidden_states")}
 NARROWED = ("item", "models/forward.py:narrowed_logits")  # transformers' look at padding, again
 BESIDES = {
     "dora": {("copy to the host", "kernels/dora.py:factors_of")},  # once a step: the factors of all layers
     "dpo-full": {NARROWED},
+    "adamw-8bit": {("synchronize", "training/optimizer.py:step")},  # bitsandbytes' own, after each matrix
     "offloaded": {
         ("copy to the host", "training/engine/base.py:clip"),  # the step is taken there
         ("synchronize", "training/engine/offloaded.py:wait_for_room"),  # more under way than the largest gradient
@@ -61,6 +63,15 @@ BESIDES |= {
     "images-trained": _SEEING,
 }
 STEPS = 3
+TOOL = """
+class Counter:
+    def reset(self, record, seed):
+        self.turns = 0
+
+    def step(self, answer):
+        self.turns += 1
+        return {"observation": f"so {len(answer)}", "reward": len(answer) % 3, "done": self.turns > 1}
+"""
 THE_ONE = ("copy to the host", "training/step.py:_to_host")
 
 
@@ -81,6 +92,7 @@ def make_world(folder: Path) -> Path:
     }
     for name, rows in of_stage.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "tool.py").write_text(TOOL)
     return folder
 
 
@@ -148,13 +160,14 @@ def make(name: str, world: Path) -> None:
 
 
 def config_of(
-    world: Path, name: str, stage: str = "sft", data: str = "sft", packing: str = "", **changes: Any
+    world: Path, name: str, stage: str = "sft", data: str = "sft", of_data: dict[str, Any] | None = None, **changes: Any
 ) -> dict[str, Any]:
+    """of_data: further keys of the section `data`."""
     config = {
         "stage": stage,
         "model": str(world / "base"),
         "adapter": LORA,
-        "data": {"train": str(world / f"{data}.jsonl"), "max_length": 128, **({"packing": packing} if packing else {})},
+        "data": {"train": str(world / f"{data}.jsonl"), "max_length": 128, **(of_data or {})},
         "batch": {"size": 4, "micro": 2},
         "optim": {"lr": 1e-3},
         "duration": "3 steps",
@@ -178,7 +191,7 @@ CASES = {
     "full": BF16 | {"adapter": None},
     "full-fp32": FP32 | {"adapter": None},
     "lora-fp16": {"precision": "fp16"},
-    "packed": BF16 | {"packing": "on"},
+    "packed": BF16 | {"of_data": {"packing": "on"}},
     "checkpointed": BF16 | {"gradient_checkpointing": True},
     "bos": BF16 | {"adapter": None, "bos": {"prepend": "on", "scale": 0.5}},
     "pretrain": BF16 | {"stage": "pretrain", "records": "pretrain", "adapter": None},
@@ -229,6 +242,38 @@ CASES = {
     "experts-full": BF16 | {"needs": "experts", "model": "WORLD/experts", "adapter": None},
     "distill": BF16 | {"stage": "distill", "needs": "teacher", "distill": {"teacher": "WORLD/teacher"}},
     "distill-stored": BF16 | {"stage": "distill", "needs": "taught", "distill": {"teacher": "WORLD/taught"}},
+    # A base whose weights are codes, and moments that are: bitsandbytes' CPU kernels stand in for those of CUDA.
+    "nf4": {"precision": {"compute": "bf16", "base": "nf4"}},
+    "nf4-dora": {"precision": {"compute": "bf16", "base": "nf4"}, "adapter": {"kind": "dora", "rank": 4}},
+    "nf4-packed": {"precision": {"compute": "bf16", "base": "nf4"}, "of_data": {"packing": "on"}},
+    "nf4-dpo": {"precision": {"compute": "bf16", "base": "nf4"}, "stage": "dpo", "records": "pairs"},
+    "int8": {"precision": {"compute": "bf16", "base": "int8"}},
+    "adamw-8bit": BF16 | EIGHT_BITS | {"adapter": None},
+    "offloaded-8bit": BF16 | OFFLOADED | EIGHT_BITS | {"adapter": None},
+    "qat": {"precision": {"compute": "bf16", "qat": "int4", "qat_group_size": 32}, "adapter": None},
+    "evaluated": BF16
+    | {
+        "of_data": {"eval": "WORLD/sft.jsonl"},
+        "eval_every": "1 steps",
+        "eval_at_start": True,
+        "samples": {"count": 2, "max_new_tokens": 4},
+        "metrics": {"names": ["exact_match"], "examples": 2, "max_new_tokens": 4},
+    },
+    "workers": BF16 | {"of_data": {"packing": "on", "workers": 2}},  # threads make and copy batches
+    "grpo-turns": BF16
+    | {
+        "stage": "grpo",
+        "records": "prompts",
+        "grpo": {"max_new_tokens": 48, "group": 2, "environment": {"name": "WORLD/tool.py:Counter", "turns": 3}},
+    },
+    "grpo-evaluated": BF16
+    | {
+        "stage": "grpo",
+        "records": "prompts",
+        "of_data": {"eval": "WORLD/prompts.jsonl"},
+        "eval_every": "1 steps",
+        "grpo": {"max_new_tokens": 4, "group": 2, "eval_answers": 2, "ahead": 1, "top_p": 0.9},
+    },
     "images": BF16 | {"needs": "eye", "records": "pictures", "model": "WORLD/eye"},
     "images-trained": BF16
     | {

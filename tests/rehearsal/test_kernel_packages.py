@@ -33,7 +33,7 @@ def with_package(world: Path, kind: str, patch: pytest.MonkeyPatch) -> tuple[dic
     patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # packages of one version are one to the cache
     patch.setattr(packing, "_usual", lambda forms, compute: FORM)
     patch.setattr(packing, "_CLEAR", float("inf"))
-    config = config_of(world, f"run-{kind.replace(' ', '-')}", packing="on", **BF16)
+    config = config_of(world, f"run-{kind.replace(' ', '-')}", of_data={"packing": "on"}, **BF16)
     rows = train(config)
     return json.loads((Path(config["output"]) / "plan.json").read_text()), [row["loss"] for row in rows]
 

@@ -28,7 +28,9 @@ from rehearsal.runs import (
     waits_of_a_step,
 )
 from surefoot.commands.main import main
+from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.report.verification import compare_folders
+from surefoot.runs import load_models
 from surefoot.system.errors import SurefootError
 from surefoot.training import loop
 
@@ -42,6 +44,8 @@ def world(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("case", representatives(CASES, "dora", "packed", "ppo"))
 def test_it_trains_waits_where_it_says_and_goes_on_bit_for_bit(world, case):
+    if case == "qat":
+        pytest.importorskip("torchao")
     config, how = started(world, case, "whole")
     waits, rows = waits_of_a_step(config, **how)
     assert len(rows) == STEPS
@@ -122,23 +126,34 @@ def test_commands(world, trained, tmp_path, name):
     command(*(places.get(word, word) for word in COMMANDS[name]))
 
 
-@pytest.mark.parametrize("case", ["lora", "offloaded"])
-def test_too_little_memory_is_one_line(world, case):
+# Where the GPU's memory ends: a function that then finds none free.
+NO_ROOM = {
+    "a step": ("lora", loop, "train_step"),
+    "a step, optimizer in host memory": ("offloaded", loop, "train_step"),
+    "the base, while it is put there": ("nf4", load_models, "load_policy"),
+    "an evaluation": ("evaluated", loop, "_evaluated"),
+    "answers that are drawn": ("grpo", EmbeddedRollouts, "answer"),
+}
+
+
+@pytest.mark.parametrize("where", representatives(NO_ROOM, "a step", "a step, optimizer in host memory"))
+def test_too_little_memory_is_one_line(world, where):
     """The plan passes, and the GPU has less than it says: what fails is told, and nothing is half written."""
     from pretend_cuda import device
 
-    config = config_of(world, f"no-memory-{case}", **CASES[case])
+    case, module, name = NO_ROOM[where]
+    config, how = started(world, case, f"no-memory-{len(where)}")
     with pytest.MonkeyPatch.context() as patch:
-        real = loop.train_step
+        real = getattr(module, name)
 
-        def train_step(*given: Any, **named: Any) -> Any:
+        def without_room(*given: Any, **named: Any) -> Any:
             device().set_limit(device().memory()["held"])
             return real(*given, **named)
 
-        patch.setattr(loop, "train_step", train_step)
+        patch.setattr(module, name, without_room)
         try:
             with pytest.raises(SurefootError) as error:
-                train(config)
+                train(config, **how)
         finally:
             device().set_limit(80 << 30)
     assert error.value.exit_code == 3

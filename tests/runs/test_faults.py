@@ -63,6 +63,11 @@ def test_advice_is_what_this_run_can_still_do():
     assert "nf4" not in advice(run_config(), packed)
     full = plan(adapter=None)
     assert "an adapter" in advice(run_config(), full)
+    assert "parallel.offload" not in advice(run_config(), full)  # on a CPU it saves nothing
+    on_gpu = dataclasses.replace(full, device=dataclasses.replace(full.device, value="cuda"))
+    assert "parallel.offload: optimizer" in advice(run_config(), on_gpu)
+    offloaded = dataclasses.replace(on_gpu, parallel=dataclasses.replace(full.parallel, offload="optimizer"))
+    assert "parallel.offload" not in advice(run_config(), offloaded)
     smallest = run_plan(trainable=1, parameters=1, gradient_checkpointing=True)
     smallest = dataclasses.replace(smallest, batch=dataclasses.replace(smallest.batch, micro=smallest.batch.size))
     smallest = dataclasses.replace(

@@ -74,6 +74,8 @@ def advice(config: RunConfig, plan: RunPlan) -> str:
     anew = [f"data.max_length below {plan.tokenizer.max_length.value}"]
     if plan.adapter is None:
         anew += ["an adapter", "optim.name: adafactor or adamw_8bit"]
+        if plan.device.value != "cpu" and plan.parallel.offload == "none":
+            anew.append("parallel.offload: optimizer")
     elif plan.precision.base.value != "nf4":
         anew.append("precision.base: nf4")
     elsewhere = f"a new run can also use {', '.join(anew)}"

@@ -691,6 +691,15 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_scaled_dot_product_efficient_attention_backward", &efficient_backward);
 }
 
+// bitsandbytes' CPU kernels stand in for its CUDA kernels, which are not loaded (site/sitecustomize.py). These operators it
+// also has in plain torch, which would be taken instead.
+TORCH_LIBRARY_IMPL(bitsandbytes, CUDA, m) {
+  for (const char* name :
+       {"quantize_4bit", "dequantize_4bit", "gemm_4bit", "quantize_blockwise", "dequantize_blockwise", "int8_vectorwise_quant",
+        "optimizer_update_32bit"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("waits", [] { std::lock_guard<std::recursive_mutex> g(books().mutex); return books().waits; });
   m.def("clear", [] {

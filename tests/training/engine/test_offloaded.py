@@ -37,6 +37,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "reward": {"precision": "bf16", "stage": "reward", "data": "pairs"},
     "dpo": {"precision": "bf16", "stage": "dpo", "data": "pairs"},
     "qat": {"precision": {"compute": "bf16", "qat": "int4", "qat_group_size": 32}},
+    "8 bits": {"precision": "bf16", "optim": {"name": "adamw_8bit", "lr": 1e-3}},
 }
 
 

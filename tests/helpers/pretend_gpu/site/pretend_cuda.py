@@ -120,6 +120,14 @@ def pretend(cuda) -> None:
             uuid="pretend",
         )
 
+    clone_here = torch.UntypedStorage.clone
+
+    def clone(storage):  # deepcopy's way; torch makes storages only on devices it was compiled for
+        if not storage.is_cuda:
+            return clone_here(storage)
+        numbers = torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (storage.nbytes(),), (1,))
+        return numbers.clone().untyped_storage()
+
     def seed(number):
         device().default_generator().manual_seed(number)
 
@@ -162,6 +170,7 @@ def pretend(cuda) -> None:
     changes = {name: value if isinstance(value, type) else _named(name, value) for name, value in changes.items()}
     for name, value in changes.items():
         setattr(cuda, name, value)
+    torch.UntypedStorage.clone = clone
     torch._C._cuda_isCurrentStreamCapturing = lambda: False
     torch._C._cuda_getCurrentRawStream = lambda index: 0
     for name in ("random", "memory", "streams"):

@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import types
 
 LIBRARY = os.environ.get("PRETEND_GPU_LIBRARY")
 
@@ -41,6 +42,8 @@ def _register() -> None:
         ctypes.CDLL(os.path.join(os.path.dirname(torch.origin), "lib", library), mode=ctypes.RTLD_GLOBAL)
     ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
     sys.meta_path.insert(0, _AfterTorchCuda())
+    kernels = "bitsandbytes.backends.cuda.ops"  # they are compiled for CUDA; pretend_gpu.cpp takes those of the CPU
+    sys.modules[kernels] = types.ModuleType(kernels)
 
 
 if LIBRARY and "torch" not in sys.modules:
