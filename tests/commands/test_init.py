@@ -19,12 +19,11 @@ from click.testing import CliRunner, Result
 from helpers.faults import lines_giving
 from helpers.tiny_models import tiny_llama
 from surefoot.commands import init as stage
+from surefoot.commands.init import starting_config
 from surefoot.commands.main import main
-from surefoot.config import starter
 from surefoot.config.keys import all_keys
 from surefoot.config.load import load_config
 from surefoot.config.method_contradictions import unread_keys
-from surefoot.config.starter import starting_config
 from surefoot.config.yaml_reader import parse_yaml
 from surefoot.method_facts.methods import METHODS
 from surefoot.runs.make_plan import make_plan
@@ -103,7 +102,7 @@ def test_every_key_that_the_stage_reads_is_written_or_named(name: str) -> None:
 
 
 def test_twin_without_a_key_of_the_stage_it_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter, "_rest", lambda section, unread: [])
+    monkeypatch.setattr(stage, "_rest", lambda section, unread: [])
     with pytest.raises(AssertionError, match=r"format|dropout"):
         check_every_key_that_is_read("sft")
 
@@ -249,7 +248,7 @@ def test_twin_without_quotes_a_name_that_looks_like_a_number_is_lost(monkeypatch
     given = {"stage": "sft", "model": "1e4", "data.train": "no # comment", "output": "x: y"}
     data = parse_yaml(starting_config(given, {}, "s"), "x")[0].data
     assert (data["model"], data["data"]["train"], data["output"]) == ("1e4", "no # comment", "x: y")
-    monkeypatch.setattr(starter, "shown", str)
+    monkeypatch.setattr(stage, "shown", str)
     assert parse_yaml(starting_config({**given, "output": "x"}, {}, "s"), "x")[0].data["model"] == 1e4
 
 
@@ -284,6 +283,6 @@ def test_comments_are_whole_sentences_and_cut_to_the_width_they_are_not(monkeypa
     def cut(line, key):
         return [f"{line:<24}  # {textwrap.shorten(key.help, 60, placeholder=' …')}"]
 
-    monkeypatch.setattr(starter, "_explained", cut)
+    monkeypatch.setattr(stage, "_explained", cut)
     with pytest.raises(AssertionError):
         check_whole_sentences()

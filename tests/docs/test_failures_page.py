@@ -12,9 +12,8 @@ from helpers.doc_pages import ROOT, names, table
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.report.flight import KEPT
-from surefoot.report.slowness import _NEAR
 from surefoot.runs.failures import recorder as failures
-from surefoot.runs.pace import _LOOK
+from surefoot.runs.slowness import _LOOK, _NEAR
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
 from surefoot.training import loop, pace_guard
 from surefoot.training import profile as window

@@ -31,7 +31,7 @@ OTHER_MEANINGS = {
     ("config/resume_policy.py", "ppo"): "a section of the config",
     ("config/resume_policy.py", "grpo"): "a section of the config",
     ("config/resume_policy.py", "distill"): "a section of the config",
-    ("config/starter.py", "reward"): "a section of the config",
+    ("commands/init.py", "reward"): "a section of the config",
     ("data/tokenize/segments.py", "last"): "a value of data.train_on",
     ("data/tokenize/whole.py", "last"): "a value of data.train_on",
     ("report/results.py", "last"): "a key of the results",

@@ -25,7 +25,7 @@ from surefoot.models.forward import hidden_states
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
-from surefoot.planning.expert_memory import as_dense
+from surefoot.planning.experts import as_dense
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.memory import fits, forecast, layer_bytes, usable
 from surefoot.planning.notes import Notes

@@ -18,8 +18,7 @@ from surefoot.planning import ways as module
 from surefoot.planning.memory import fits
 from surefoot.planning.resolve import resolve
 from surefoot.planning.scale import FABRICS
-from surefoot.planning.ways import is_too_large, ways_to_fit, with_keys
-from surefoot.report.tables.ways import way_cells
+from surefoot.planning.ways import is_too_large, way_cells, ways_to_fit, with_keys
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import GIB, preset
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from surefoot.commands.main import main
-from surefoot.commands.take_over import translated
 from surefoot.commands.terminal import Invocation, echo
 from surefoot.commands.train import Terminated, TrainFlags, checking, chosen_mode, raised_on_sigterm, train_translation
 from surefoot.commands.translate import (
@@ -26,6 +25,7 @@ from surefoot.commands.translate import (
     own_and_command,
     reading_options,
     trainer_script,
+    translated,
     translated_command,
 )
 from surefoot.interop.translation import Translation

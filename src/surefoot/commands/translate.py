@@ -1,6 +1,7 @@
 """`surefoot translate`: another tool's config or command line as surefoot YAML, with an account of every setting.
 
-`translate`, `run` and `train` share this code: files that the arguments name are read here.
+`translate`, `run` and `train` share this code: files that the arguments name are read here, and a script with a Trainer
+is run up to `Trainer.train()`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from surefoot.system.messages import shown_json
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
     from surefoot.interop.launch import Command, Options
-    from surefoot.interop.translation import Translation
-
+    from surefoot.interop.takeover import Session, Taken
+    from surefoot.interop.translation import GivenMode, Translation
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -213,8 +214,6 @@ def translate(
 
     own, command_words = own_and_command(ctx, words)
     if is_command(ctx) and (command := trainer_script(command_words)) is not None:
-        from surefoot.commands.take_over import translate_script
-
         found = translate_script(command_words, command, reading_options(allow_unknown=allow_unknown), own, drop)
     elif is_command(ctx):
         found = translated_command(ctx, words, allow_unknown=allow_unknown)
@@ -237,3 +236,46 @@ def translate(
 
     durable.write_text(out, f"{shown}\n")
     echo(f"{out}: {summary(found)}")
+
+
+def translate_script(
+    words: Sequence[str], command: Command, options: Options, own: Sequence[str], dropped: Sequence[str]
+) -> Translation:
+    """Run the script until it calls train(), and return the config for what it built; its data and model are stored."""
+    from surefoot.interop.takeover import Session
+
+    with Session(words, command, to_stderr=True) as session:
+        return translated(session, command, options, own, dropped, None)[1]
+
+
+def translated(
+    session: Session,
+    command: Command,
+    options: Options,
+    own: Sequence[str],
+    dropped: Sequence[str],
+    mode: GivenMode | None,
+) -> tuple[Taken, Translation, Path]:
+    """Return what was handed over, its translation, and the config file written beside it.
+
+    mode: "resume", "overwrite", or None for what the script itself asks for.
+    """
+    from surefoot.interop.draft import with_overrides
+    from surefoot.interop.takeover import check_taken, translation_of
+    from surefoot.interop.translation import as_yaml, in_processes, with_mode
+    from surefoot.system import durable
+
+    taken = session.taken()
+    check_taken(taken, command.program, dropped)
+    mode = mode or taken.mode
+    taken, changed = taken.settled(mode)
+    if changed:
+        echo(f"caution: the script now hands over other {', '.join(changed)}; the run goes on with what it began with")
+    found = translation_of(taken, command, options)
+    found = with_mode(with_overrides(in_processes(found, command.processes, command.engine), own), mode)
+    if found.config.get("adapter", {}).get("publish", "adapter") != "adapter":
+        fix = "leave it out; surefoot export merges the adapter afterwards"
+        raise InputError(Fault("adapter.publish", "must be adapter: the script goes on with it", fix, "SF-USE-FLAG"))
+    path = taken.folder / "surefoot.yaml"
+    durable.write_text(path, as_yaml(found))
+    return taken, found, path

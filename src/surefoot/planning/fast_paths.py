@@ -14,7 +14,7 @@ from surefoot.config.overrides import with_settings
 from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
-from surefoot.planning.expert_memory import summed_bytes
+from surefoot.planning.experts import summed_bytes
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, PLAIN, AdapterPlan, Choice, KernelsPlan, PackedType

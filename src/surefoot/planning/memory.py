@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.families.model_facts import ModuleFact
-from surefoot.planning.expert_memory import expert_bytes
+from surefoot.planning.experts import expert_bytes
 from surefoot.planning.fast_paths import COMPARED_AT_ONCE
 from surefoot.planning.plan import OFF, Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload

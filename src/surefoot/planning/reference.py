@@ -1,11 +1,15 @@
-"""Choose the reference model of stages dpo and kto, and compute its memory."""
+"""Choose the models beside the trained one: the reference of dpo and kto, the teacher of distill; and their memory."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.losses import NO_REFERENCE
 from surefoot.planning.memory import base_bytes
 from surefoot.planning.plan import Choice
+from surefoot.planning.ppo import frozen_bytes
 from surefoot.planning.workload import Workload
 
 ADAPTER_OFF, MODEL, CACHED, NONE = "adapter-off", "model", "cached", NO_REFERENCE
@@ -35,3 +39,33 @@ def reference_bytes(reference: Choice[str] | None, work: Workload) -> int:
     if reference is None or reference.value in (ADAPTER_OFF, CACHED, NONE):
         return 0
     return base_bytes(work)
+
+
+# Further fp32 numbers for each logit of a chunk: log-probabilities of student and teacher, the teacher's logits, the
+# divergence's terms and its gradient, and what cross entropy beside it keeps.
+_NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class TeacherFacts:
+    """path: as the config names it. model: facts of a teacher in memory; None if it is stored or on a server. other:
+    what is there instead, in words."""
+
+    path: str
+    model: ModelFacts | None
+    other: str = ""
+
+
+def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[str] | None, Workload]:
+    """Return where the teacher's distributions come from, and the workload with it. Pure."""
+    if teacher is None:
+        return None, work
+    work = replace(work, compared=_NUMBERS)
+    model = teacher.model
+    if model is None:
+        return Choice(teacher.path, teacher.other, "user"), work
+    dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
+    why = f"a frozen model of {model.parameters:,} parameters in {dtype}, not sharded: every process has all of it"
+    whole = model.family is None or bool(model.family.beyond_head)  # its head cannot be computed outside of it
+    work = replace(work, beside=work.beside + frozen_bytes(model, work), other_logits=whole)
+    return Choice(teacher.path, why, "user"), work

@@ -15,10 +15,10 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import mask_reason, plan_attention
-from surefoot.planning.balance import plan_balance
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.coverage import coverage
-from surefoot.planning.environment import environment_findings
+from surefoot.planning.environment import environment_findings, plan_threads
+from surefoot.planning.experts import plan_balance
 from surefoot.planning.fast_paths import plan_kernels
 from surefoot.planning.measurements import (
     LengthFacts,
@@ -44,10 +44,8 @@ from surefoot.planning.parallel import (
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
 from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
-from surefoot.planning.reference import plan_reference, reference_bytes
+from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, reference_bytes
 from surefoot.planning.reward import plan_reward, without_idle
-from surefoot.planning.teacher import TeacherFacts, plan_teacher
-from surefoot.planning.threads import plan_threads
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.vision import plan_vision, with_sight
 from surefoot.planning.workload import Workload, with_kernels, workload_of

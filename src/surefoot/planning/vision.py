@@ -2,10 +2,26 @@
 
 They are trained in full, in fp32, also with an adapter: each is then a copy of the frozen module, like PEFT's
 `modules_to_save`, and is saved in the adapter's file.
+
+Also what a vision tower that trains keeps for its backward pass, from the shapes of its parameters. Per patch of a
+picture, in bytes, with b bytes of the compute dtype; norms and what goes from layer to layer are fp32:
+
+    norms           their input 4n each; an RMSNorm keeps the normalised input as well
+    linear inputs   those of attention's and the MLP's first layers: under autocast a cast copy for each layer, else
+                    the norm's output once for all that share it
+    outputs         b * outputs of queries, keys and values and of the MLP's first layers, which attention and the
+                    activation keep; a fused `qkv` stays whole behind the rotated queries and keys
+    second layers   b * inputs: attention's output, and the activation's (with a gate times `up`, and both)
+    patches         the pixels, 4 bytes each, and their cast copy
+
+Attention computes no scores at once (SDPA). A projector keeps, for each feature of a picture, inputs and outputs of its
+linear layers. Of a frozen tower nothing is kept.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
@@ -47,3 +63,77 @@ def with_sight(adapter: AdapterPlan | None, sight: Sight, model: ModelFacts) -> 
     modules = [module for part in sight.parts for module in modules_of(part, names)]
     trainable = adapter.trainable + sight.parameters
     return replace(adapter, modules_to_save=(*adapter.modules_to_save, *modules), trainable=trainable)
+
+
+# Linear layers whose output is added to what goes from layer to layer, by the last part of their name.
+_MLP_ENDS = ("fc2", "linear_fc2", "down_proj")
+_SECOND = ("out_proj", "o_proj", "proj", *_MLP_ENDS)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes, with the tower's layers computed once, and where they are computed again for the backward pass."""
+
+    once: int
+    recomputed: int
+
+
+NOTHING = Kept(0, 0)
+
+
+def picture_bytes(model: ModelFacts, parts: Sequence[Part], features: int, width: int) -> Kept:
+    """For the pictures of one row.
+
+    parts: that train.
+    features: tokens of pictures in the row.
+    width: bytes of a number of the compute dtype.
+    """
+    patches = features * model.patches
+    shapes = dict(model.sight)
+    of_pixels = [shape for name, shape in model.sight if _embeds(name)]
+    pixels = max((math.prod(shape[1:]) for shape in of_pixels), default=0)
+    kept = features * _projector(shapes, width) if parts else 0
+    if "tower" not in parts or not of_pixels:
+        return Kept(int(kept), int(kept))
+    kept += patches * pixels * (4 + (width if width < 4 else 0))
+    layers, per_patch = _layers(shapes), _tower(shapes, width)
+    again = layers * 4 * of_pixels[0][0] + per_patch / max(layers, 1)  # inputs, and one layer while it is there
+    return Kept(int(kept + patches * per_patch), int(kept + patches * again))
+
+
+def _embeds(name: str) -> bool:
+    return "patch" in name and name.endswith("weight") and part_of(name) == "tower"
+
+
+def _projector(shapes: dict[str, tuple[int, ...]], width: int) -> int:
+    """Per feature."""
+    return sum(width * sum(shape) for name, shape in shapes.items() if part_of(name) == "projector" and len(shape) == 2)
+
+
+def _layers(shapes: dict[str, tuple[int, ...]]) -> int:
+    """Of the tower: those that hold a second layer of an MLP."""
+    return sum(
+        part_of(name) == "tower" and any(f".{one}." in name and name.endswith("weight") for one in _MLP_ENDS)
+        for name in shapes
+    )
+
+
+def _tower(shapes: dict[str, tuple[int, ...]], width: int) -> int:
+    """Per patch, of all layers: these stand in a list, so that a name holds a number."""
+    kept = 0
+    for name, shape in shapes.items():
+        *path, last = name.split(".")
+        if last != "weight" or part_of(name) != "tower" or not any(part.isdigit() for part in path):
+            continue
+        own = path[-2] if path[-1] == "linear" else path[-1]
+        if len(shape) == 1:
+            layer_norm = ".".join((*path, "bias")) in shapes
+            kept += 4 * shape[0] * (1 if layer_norm else 2)
+            kept += 0 if width < 4 else 4 * shape[0]  # its output, which linear layers share
+        elif own in _SECOND:
+            kept += width * shape[1]
+        else:
+            kept += width * shape[0] + (width * shape[1] if width < 4 else 0)
+            kept += width * shape[0] if own.startswith("gate") else 0
+            kept += width * shape[0] * 2 // 3 if own == "qkv" else 0
+    return kept

@@ -14,7 +14,7 @@ the updates alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from surefoot.planning.reference import ADAPTER_OFF, MODEL
 from surefoot.planning.scale import EFFICIENCY, FABRICS, Fabric, fabric_of, sent_bytes
 from surefoot.system.errors import NO_MEMORY, InputError
 from surefoot.system.hardware import Hardware
+from surefoot.system.messages import size_text
 
 Keys = Mapping[str, Any]  # dotted key of the config -> value
 Resolve = Callable[[RunConfig, RanksFacts], RunPlan]
@@ -193,3 +194,32 @@ def _host_seconds(plan: RunPlan, model: ModelFacts, fabric: Fabric, passes: int)
     sent = 4 * plan.trainable - 2 * narrow  # bytes of all gradients, and of all weights
     moved = plan.trainable * (_STEP_BYTES + _SEND_BYTES + passes * _SUM_BYTES)
     return (passes + 1) * sent / (fabric.host * _LINK) + moved / _HOST
+
+
+COLUMNS = ("GiB per GPU", "host", "tokens/s", "set")
+_NOTHING = "nothing that was tried fits: a shorter data.max_length, a smaller model, or more GPUs may"
+
+
+def way_cells(way: Way) -> tuple[str, ...]:
+    """One text per column."""
+    rate = f"~{float(f'{way.rate:.2g}'):,.0f}" if way.rate else "?"
+    memory = way.plan.memory
+    values = {key: f"{value:g}" if isinstance(value, float) else value for key, value in way.keys.items()}
+    keys = " ".join(f"{key}={value}" for key, value in values.items())
+    return f"{memory.total / 2**30:.1f}", size_text(memory.host) if memory.host else "", rate, keys
+
+
+def way_lines(ways: Sequence[Way]) -> list[str]:
+    """A heading and a line for each way; a sentence if there is none."""
+    if not ways:
+        return [_NOTHING]
+    rows = [COLUMNS, *map(way_cells, ways)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) - 1)]
+    fits = "fits instead, cheapest first (GPU time per token; tokens/s are estimates, host is host memory):"
+    return [
+        fits,
+        *(
+            "  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+            for row in rows
+        ),
+    ]

@@ -7,14 +7,13 @@ from itertools import chain
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.expert_memory import as_dense
+from surefoot.planning.experts import as_dense
 from surefoot.planning.fast_paths import FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.reward import idle_parameters, without_idle
-from surefoot.planning.vision import Sight
-from surefoot.planning.vision_memory import NOTHING, Kept, picture_bytes
+from surefoot.planning.vision import NOTHING, Kept, Sight, picture_bytes
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
 
@@ -25,7 +24,7 @@ BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 class Workload:
     """What determines the memory besides the number of tokens.
 
-    model: a mixture of experts as in `expert_memory.as_dense`.
+    model: a mixture of experts as in `experts.as_dense`.
     """
 
     model: ModelFacts

@@ -19,10 +19,9 @@ from surefoot.planning.memory import fits, fits_host
 from surefoot.planning.notes import as_trained
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.ppo import Roles
+from surefoot.planning.reference import TeacherFacts
 from surefoot.planning.resolve import resolve
-from surefoot.planning.teacher import TeacherFacts
-from surefoot.planning.ways import is_too_large, ways_to_fit
-from surefoot.report.tables.ways import way_lines
+from surefoot.planning.ways import is_too_large, way_lines, ways_to_fit
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.measured import measure_open_choices
 from surefoot.runs.requirements import ranks_facts, require_libraries

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.attention import ORDER, mask_reason, obstacle
+from surefoot.planning.environment import is_open as threads_are_open
 from surefoot.planning.fast_paths import pointwise_obstacle
 from surefoot.planning.measurements import (
     MEMORY_TAKEN,
@@ -29,7 +30,6 @@ from surefoot.planning.packing import open_forms
 from surefoot.planning.plan import PLAIN, BatchPlan, DType
 from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
 from surefoot.planning.probes.kept import Kept, open_kept
-from surefoot.planning.threads import is_open as threads_are_open
 from surefoot.planning.tokenizer import plan_max_length
 from surefoot.system.hardware import Hardware
 

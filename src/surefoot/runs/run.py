@@ -24,9 +24,8 @@ from surefoot.methods.method import LoadedModels
 from surefoot.planning.plan import Origin
 from surefoot.report import footer
 from surefoot.report.console import Console
-from surefoot.report.crash_trace import CrashTraces
 from surefoot.report.data_audit import audit_to_json
-from surefoot.report.death import LOG, find_death, resumed_sentence
+from surefoot.report.death import LOG, CrashTraces, find_death, resumed_sentence
 from surefoot.report.html import draw_report
 from surefoot.report.library_messages import captured_libraries
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs

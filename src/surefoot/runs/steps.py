@@ -25,12 +25,11 @@ from surefoot.runs.failures.recorder import FailureRecorder
 from surefoot.runs.faults import device_faults
 from surefoot.runs.job import make_job
 from surefoot.runs.load_models import load_models
-from surefoot.runs.pace import PaceObserver
-from surefoot.runs.parity.compiled import try_compiled
-from surefoot.runs.parity.fast_paths import check_fast_paths
-from surefoot.runs.parity.refit import refit_micro_batches
+from surefoot.runs.parity.fast_paths import check_fast_paths, try_compiled
+from surefoot.runs.plan_with_data import refit_micro_batches
 from surefoot.runs.prepared import PreparedRun, make_task, with_models
 from surefoot.runs.profiling import COMPILE, Phases, ProfileOptions, arithmetic_of, profiled
+from surefoot.runs.slowness import PaceObserver
 from surefoot.system.allocator import resident_bytes
 from surefoot.training.activity import Activity
 from surefoot.training.background import background_writer

@@ -209,7 +209,7 @@ def test_the_gain_of_a_variable_is_that_of_the_type_which_the_plan_would_take_wi
 
     def gains(compute, there):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("surefoot.planning.probes.elsewhere.rates_without", lambda names, shape, dtypes, kind: there)
+            patch.setattr("surefoot.planning.probes.matmul.rates_without", lambda names, shape, dtypes, kind: there)
             return [one.gain for one in module._with_cost(lines, seen, [(8, 8)], hardware.detect(), compute)]
 
     there = {"fp32": 1e11, "bf16": 4e11}
@@ -223,7 +223,7 @@ def test_variables_of_the_environment(tmp_path, base, monkeypatch, no_passes):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     monkeypatch.setenv("PYTORCH_SDP_KERNEL", "math")
     monkeypatch.setattr(
-        "surefoot.planning.probes.elsewhere.rates_without", lambda names, shape, dtypes, kind: {"fp32": 1e15}
+        "surefoot.planning.probes.matmul.rates_without", lambda names, shape, dtypes, kind: {"fp32": 1e15}
     )
     lines = [one for one in examine(clean_run(tmp_path, base)).findings if one.code.startswith("ENV")]
     assert [(one.code, one.where) for one in lines] == [

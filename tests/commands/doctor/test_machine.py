@@ -28,7 +28,7 @@ from surefoot.commands.doctor.machine import (
 from surefoot.planning.disk import DiskForecast
 from surefoot.planning.environment import acts_below, environment_without_plan
 from surefoot.planning.measurements import AttentionTrial
-from surefoot.planning.probes.elsewhere import rates_without
+from surefoot.planning.probes.matmul import rates_without
 from surefoot.system import hardware
 from surefoot.system.variables import VARIABLES
 

@@ -17,8 +17,7 @@ from helpers.rollback_runs import rollback_world, write_config
 from helpers.tiers import representatives
 from helpers.trained_runs import heron_config, heron_folder
 from surefoot.commands.main import main
-from surefoot.report.crash_trace import read_trace
-from surefoot.report.death import death_in_a_step, find_death
+from surefoot.report.death import death_in_a_step, find_death, read_trace
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.report.verification import compare_folders
 from surefoot.runs.failures import replay_apart

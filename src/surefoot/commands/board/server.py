@@ -7,11 +7,16 @@ Request paths are compared with the few known ones and with the ids of the listi
 
 The trade-off: one thread per open page, and polling the files twice a second. That is enough for the users of one
 machine, and needs only Python's standard library.
+
+A page is kept current by server-sent events: the pieces of HTML that changed, and the curves. Such a stream is an
+endless iterator of messages, None if nothing changed since the last check. It begins with everything, so a reconnecting
+browser needs no state.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import re
 import secrets
 import signal
@@ -20,6 +25,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,10 +34,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from surefoot.commands.board.listing import Overview, Run, list_runs, status_now
-from surefoot.commands.board.streams import Message, follow_all, follow_run
+from surefoot.commands.board.listing import Glance, Overview, Run, list_runs, signature, status_now
 from surefoot.commands.terminal import echo
-from surefoot.report.html import policy, render, report_page
+from surefoot.report.html import curve_values, live_values, part, policy, render, report_page
 from surefoot.report.record import read_run
 from surefoot.system.errors import EnvironmentFault, Fault
 
@@ -231,3 +236,50 @@ def _overview_page(root: Path) -> str:
 def _run_page(run: Run) -> str:
     record = read_run(run.folder)
     return report_page(record, status_now(run.folder, record.events), live=f"/run/{run.id}/events", back="/")
+
+
+_PARTS = {"head": "part_head.html", "event-list": "part_events.html", "sample-list": "part_samples.html"}
+
+
+@dataclass(frozen=True)
+class Message:
+    """A server-sent event. event: the name that the page's script listens for."""
+
+    event: str
+    data: Any
+
+    def encode(self) -> bytes:
+        """Encode as an event; JSON contains no line end, so the data are one line."""
+        return f"event: {self.event}\ndata: {json.dumps(self.data, allow_nan=False)}\n\n".encode()
+
+
+def follow_run(run: Path) -> Iterator[Message | None]:
+    """Yield the parts of one run's page whenever a file changed or its process ended."""
+    shown: dict[str, str] = {}
+    before: object = None
+    while True:
+        now = signature(run)
+        if now != before:
+            before, record = now, read_run(run)
+            values = live_values(record, status_now(run, record.events))
+            parts = {name: part(template, values) for name, template in _PARTS.items()}
+            if new := {name: text for name, text in parts.items() if shown.get(name) != text}:
+                shown = parts
+                yield Message("parts", new)
+            yield Message("curves", curve_values(record))
+        yield None
+
+
+def follow_all(root: Path) -> Iterator[Message | None]:
+    """Yield the whole overview whenever one of its rows changed."""
+    overview, sent = Overview(root), None
+    while True:
+        html = runs_part(overview.glances())
+        if html != sent:
+            sent = html
+            yield Message("parts", {"runs": html})
+        yield None
+
+
+def runs_part(glances: list[Glance]) -> str:
+    return part("part_runs.html", {"runs": glances})

@@ -178,7 +178,7 @@ def _with_cost(
 ) -> list[Finding]:
     """Add the measured cost of environment variables. compute: the run's type, None without one. If the plan chose it
     by speed, another type may be the fastest without the variables, so every type is compared with the chosen one."""
-    from surefoot.planning.probes.elsewhere import rates_without
+    from surefoot.planning.probes.matmul import rates_without
 
     here: Mapping[DType, float] = seen.products
     if compute is not None:

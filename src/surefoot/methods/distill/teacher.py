@@ -41,7 +41,7 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import inference_mode
 from surefoot.models.saved_adapter import is_adapter
 from surefoot.planning.plan import PLAIN, RunPlan
-from surefoot.planning.teacher import TeacherFacts
+from surefoot.planning.reference import TeacherFacts
 from surefoot.system.durable import sha256_file
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address

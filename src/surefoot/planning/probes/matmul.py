@@ -5,11 +5,17 @@ several times faster. So every dtype first multiplies something small, and one t
 shape. Dtypes are compared on one thread: waiting for a preempted thread would hide the difference. The number of
 threads is measured separately: more threads than cores wait for each other, and so do threads of a container that may
 use fewer cores than it sees.
+
+`rates_without` measures in a child process without some environment variables: libraries read them when they are
+loaded, so unsetting them in this process has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -19,6 +25,7 @@ from torch.nn import functional as F
 
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.timing import LIMITS, best_seconds, draws, one_thread
+from surefoot.system import process
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SMALL_NUMBERS, _SMALL_ROWS = 2**18, 16  # 42 ms even where bf16 is 500 times slower than fp32
@@ -131,3 +138,46 @@ def thread_rates(shape: tuple[int, int], counts: Sequence[int], *, budget: float
 def _product(count: int, x: torch.Tensor, weight: torch.Tensor) -> None:
     torch.set_num_threads(count)
     F.linear(x, weight)
+
+
+_PATIENCE = 120.0  # seconds, mostly for importing torch
+_PROGRAM = (sys.executable, "-m", "surefoot.planning.probes.matmul")
+
+
+def rates_without(
+    names: Collection[str],
+    shape: tuple[int, int],
+    dtypes: Sequence[DType],
+    kind: str,
+    *,
+    program: Sequence[str] = _PROGRAM,
+) -> dict[DType, float]:
+    """Return `product_rates` of a child without the variables `names`; empty if it fails. kind: cpu | cuda."""
+    requested = json.dumps({"shape": shape, "dtypes": list(dtypes), "kind": kind})
+    try:
+        done = subprocess.run(
+            program,
+            input=requested,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            env=process.environment_without(names),
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+
+
+def main() -> None:
+    """Entry point of the child."""
+    requested = json.loads(sys.stdin.read())
+    print(
+        json.dumps(
+            product_rates([tuple(requested["shape"])], torch.device(requested["kind"]), dtypes=requested["dtypes"])
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

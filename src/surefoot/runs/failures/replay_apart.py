@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.report.crash_trace import read_trace
-from surefoot.report.death import Death, death_in_a_step
+from surefoot.report.death import Death, death_in_a_step, read_trace
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError, SurefootError
 
 _PROGRAM = (sys.executable, "-m", "surefoot.runs.failures.replay_run")

@@ -20,10 +20,14 @@ here: the plan has decided which paths are worth using.
 An engine that shards parameters gathers them within the forward pass, where its ranks wait for each other and none may
 fail. For such engines packed rows are tested with two short documents while the model is still whole
 (`models.fast.packing.documents_fault`, called by `runs.load_models`).
+
+`try_compiled` compares a compiled model with the eager one in the same way. If it differs by more than rounding the run
+ends with an error that names the key. Times are shown so that nobody compiles in vain, but the config decides.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
@@ -37,7 +41,7 @@ from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
 from surefoot.models.fast.pointwise import pointwise_path
-from surefoot.models.modes import highest_dropout, without_randomness
+from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
 from surefoot.planning.fast_paths import CUTTING, head_rows
 from surefoot.planning.packing import without_packing
@@ -274,3 +278,52 @@ def _plan_after(
     if packs:
         return without_packing(plan, what, "measured")
     return replace(plan, kernels=replace(plan.kernels, **{name: Choice(PLAIN, what, "measured")}))
+
+
+_OFF = "set compile: off"
+
+
+def try_compiled(
+    run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None], warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compare the compiled model with the eager one. Collective: every rank must call it.
+
+    say, warn: print a line.
+
+    Returns the record: differences, limits, seconds of both and of compilation.
+    Raises EnvironmentFault if compilation fails, or if the compiled model of a new run computes something else.
+    """
+    plan, engine = loaded.plan, loaded.engine
+    step = run.timetable.next_step(loaded.state.step)
+    batches = compared_batches(run.task, engine, step)
+
+    def timed() -> tuple[Pass, float]:
+        started = time.perf_counter()
+        found = one_pass(loaded, run.task, batches, step)
+        return found, time.perf_counter() - started
+
+    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
+        with eager_mode(engine.model):
+            timed()  # the first pass includes one-time set-up of matmul kernels
+            eager, eager_seconds = timed()
+        try:
+            first_seconds = timed()[1]
+            compiled, seconds = timed()
+        except RuntimeError as fault:
+            if is_of_the_environment(fault):
+                raise
+            what = f"{plan.compile.value} fails on this model: {reason_of(fault)}"
+            raise EnvironmentFault(Fault("compile", what, _OFF, code="SF-FAST-PATH")) from None
+    record = judged(differences(engine, eager, compiled), plan, resumed=run.resumed)
+    if record["outside"]:
+        what = f"{plan.compile.value} {describe_difference(record, 'the model as it is written')}"
+        if not run.resumed:
+            raise EnvironmentFault(Fault("compile", what, f"{_OFF}, and please report it", code="SF-FAST-PATH"))
+        warn(f"compile: {what}; {STAYS}")
+    gain, compiling = eager_seconds / seconds, max(first_seconds - seconds, 0.0)
+    line = f"compile: {plan.compile.value} took {compiling:.0f} s to compile and makes a pass {gain:.2f} times as fast"
+    if gain > 1:
+        say(line)
+    else:
+        warn(f"{line}; {_OFF} in another run")
+    return record | {"compiling": compiling, "seconds": seconds, "eager_seconds": eager_seconds}

@@ -11,8 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from helpers.wrappers import WRAPPERS
 from surefoot.models.facts import facts_of
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.vision import Sight
-from surefoot.planning.vision_memory import NOTHING, picture_bytes
+from surefoot.planning.vision import NOTHING, Sight, picture_bytes
 from surefoot.planning.workload import _products
 
 # Rotary tables, rows' statistics and the norm behind the last layer are not counted; these towers are narrow.

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.experts import moe_facts
 from surefoot.config.schema import RunConfig
-from surefoot.planning.balance import plan_balance
+from surefoot.planning.experts import plan_balance
 from surefoot.planning.notes import Notes
 
 
