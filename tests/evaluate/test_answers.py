@@ -19,6 +19,7 @@ from surefoot.commands.main import main
 from surefoot.data.prepare import PreparedData
 from surefoot.methods import examples
 from surefoot.report.intervals import mean_interval, wilson
+from surefoot.system import durable
 
 RATIO = 1e-6  # of fp32 sums in batches of other shapes
 OWN = """
@@ -209,9 +210,39 @@ def test_the_same_request_writes_the_same_bytes_and_nothing_else_is_replaced(wor
     assert prints_fault(call(*words, "--seed", 3).stderr, "SF-USE-OUTPUT", tmp_path / "answers.json")
     found(*words, "--seed", 3, "--overwrite")
     assert (tmp_path / "answers.jsonl").read_bytes() != before
+    found(*words[:-1], "--seed", 3, "--overwrite")  # without --best
+    assert not (tmp_path / "best.jsonl").exists()
+    found(*words, "--seed", 3, "--overwrite")
     (tmp_path / "best.jsonl").write_text("worked on\n")
     assert prints_fault(call(*words, "--seed", 3, "--overwrite").stderr, "SF-USE-OUTPUT", tmp_path / "best.jsonl")
     assert (tmp_path / "best.jsonl").read_text() == "worked on\n"
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_killed_before_its_answers_are_written_it_can_be_asked_again(world, grpo_yaml, tmp_path, monkeypatch, removes):
+    """The twin leaves the answers of the request before beside the findings of the new one."""
+    words = [world / "base", "--config", grpo_yaml, "--answers", 2, "--max-samples", 3, "--out", tmp_path]
+    found(*words)
+
+    class Killed(BaseException):
+        pass
+
+    real = durable.write_bytes
+
+    def dies(path, content):
+        if path.name == "answers.jsonl":
+            raise Killed
+        real(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "write_bytes", dies)
+        if not removes:
+            patched.setattr("surefoot.system.folders.remove_own_files", lambda file: None)
+        with pytest.raises(Killed):
+            CliRunner().invoke(main, ["evaluate", "answers", *map(str, words), "--seed", "3", "--overwrite"])
+    again = call(*words, "--seed", 4, "--overwrite")
+    assert (again.exit_code == 0) == removes
+    assert removes or prints_fault(again.stderr, "SF-USE-OUTPUT", tmp_path / "answers.jsonl")
 
 
 def test_what_is_missing_is_told_before_a_model_is_loaded(world, run, grpo_yaml, tmp_path):

@@ -122,12 +122,14 @@ def answers(
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, f"scored by {_scorers(config)}")
     asked = AnswersRequest(config, data is None, count, seed, max_samples)
-    measured = measure_answers(
-        opened,
-        asked,
-        only=only,  # pyright: ignore[reportArgumentType]
-        notify=lambda sentence, *, caution=True: echo(sentence, err=True),
-    )
+    with screen(err=True).passing() as show:
+        measured = measure_answers(
+            opened,
+            asked,
+            only=only,  # pyright: ignore[reportArgumentType]
+            notify=lambda sentence, *, caution=True: echo(sentence, err=True),
+            on_progress=show,
+        )
     found = {"model": model, "adapter": adapter, "opened": opened.described, **answers_to_json(measured, asked)}
     if out is not None:
         written = {
@@ -138,7 +140,10 @@ def answers(
             written[_BEST] = _lines(best_records(measured, config.grpo.eval_passes))
             found["best"] = written[_BEST].count(b"\n")
         files = {name: hashlib.sha256(content).hexdigest() for name, content in written.items()}
+        from surefoot.system.folders import remove_own_files
+
         durable.make_folders(out)
+        remove_own_files(out / _FINDINGS)
         durable.write_json(out / _FINDINGS, {"asked": request, "files": files, **found})
         for name, content in written.items():
             durable.write_bytes(out / name, content)

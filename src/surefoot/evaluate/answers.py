@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.folders import run_of
+from surefoot.system.messages import counted
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,16 @@ class MeasuredAnswers:
 
 
 def measure_answers(
-    opened: OpenModel, request: AnswersRequest, *, only: Only | None = None, notify: Notify
+    opened: OpenModel,
+    request: AnswersRequest,
+    *,
+    only: Only | None = None,
+    notify: Notify,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> MeasuredAnswers:
     """Answer each prompt greedily and `count` times at the config's temperature, and score the answers.
+
+    on_progress: called with how far it is.
 
     Raises InputError for anything wrong with config, data or rewards before an answer is generated.
     """
@@ -110,7 +118,12 @@ def measure_answers(
             talks = open_talks(config, environment, marks, opened.tokenizer, recorded, list, waits, notify)
         answering = Answering(
             model=opened.model,
-            rollouts=EmbeddedRollouts(opened.model, DRAWN_AT_ONCE * micro, settings.forward),
+            rollouts=EmbeddedRollouts(
+                opened.model,
+                DRAWN_AT_ONCE * micro,
+                settings.forward,
+                on_progress=lambda done, of: on_progress(f"{done:,} of {counted(of, 'answer')}"),
+            ),
             talks=talks,
             rewards=rewards,
             reward_models=tuple(
@@ -180,7 +193,8 @@ def require_records(config: RunConfig, audit: Audit | None = None) -> None:
     """
     if config.grpo.environment is not None:
         what = "writes answers of one turn, and grpo.environment gives them several"
-        raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))
+        fix = "leave it out: --out has all answers with their turns in answers.jsonl, to make records of"
+        raise InputError(Fault("--best", what, fix, code="SF-USE-FLAG"))
     if audit is not None and audit.source.layout == CUSTOM:
         what = "needs records that surefoot reads itself, and a function reads these"
         raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))

@@ -84,6 +84,7 @@ class EmbeddedRollouts:
     context: autocast as in training, or nothing.
     keep_going: see `generate.draw_steps`; also called before every batch, so that ranks with fewer prompts continue
         until the last rank has finished.
+    on_progress: called with the number of answers that are finished, and of all, after every batch.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class EmbeddedRollouts:
         rows: int,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
         keep_going: Callable[[bool], bool] = bool,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
     ):
         self._policy, self._rows, self._context, self._keep_going = policy, rows, context, keep_going
+        self._on_progress = on_progress
 
     def answer(
         self,
@@ -114,6 +117,7 @@ class EmbeddedRollouts:
                 own = [prompts[one] for one in batch]
                 found = self._batch(own, [numbers[one] for one in batch], [most[one] for one in batch], decoding)
                 answers.update(zip(batch, found, strict=True))
+                self._on_progress(len(answers), len(prompts))
         return [answers[one] for one in range(len(prompts))]
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.system import plain_files
+from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
@@ -168,11 +168,21 @@ def require_own_files(file: Path, names: Iterable[str]) -> None:
     then it is another's, or somebody has worked on it."""
     written = own_findings(file, "files") or {}
     for other in map(file.with_name, names):
-        if (
-            os.path.lexists(other)
-            and written.get(other.name) != hashlib.sha256(plain_files.read_bytes(other)).hexdigest()
-        ):
+        if os.path.lexists(other) and not _is_as(other, written.get(other.name)):
             raise _foreign(other)
+
+
+def remove_own_files(file: Path) -> None:
+    """Remove the files beside the findings `file` that are as they say, before others are written: files of an old
+    request would be another's beside the findings of a new one, if this process is killed in between."""
+    for name, sha256 in (own_findings(file, "files") or {}).items():
+        other = file.with_name(name)
+        if os.path.lexists(other) and _is_as(other, sha256):
+            durable.remove(other)
+
+
+def _is_as(file: Path, sha256: str | None) -> bool:
+    return sha256 == hashlib.sha256(plain_files.read_bytes(file)).hexdigest()
 
 
 def require_own_picture(file: Path) -> None:
