@@ -33,13 +33,11 @@ FILES = (
     "formats/conversation.py",
     "chat/sandbox.py",
     "chat/turn_by_turn.py",
-    "formats/rows.py",
     "tokenize/cache.py",
     "formats/reader.py",
     "formats/supervised.py",
     "sources/text.py",
     "formats/registry.py",
-    "formats/preference.py",  # whether the answer is judged bad: then it is not learned
     "tokenize/encode.py",
     "tokenize/dataset.py",
     "checks.py",

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from surefoot.data.formats import LAYOUTS, Conversation, Reader, conversations_of, each_row
+from surefoot.data.formats import LAYOUTS, Conversation, Reader, conversations_of
+from surefoot.data.formats.reader import each_row
 from surefoot.data.sources.records import Row
 
 

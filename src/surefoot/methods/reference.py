@@ -27,9 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching import digests
-from surefoot.data.batching.batch import Batch, unpacked
-from surefoot.data.batching.digests import row_digests
+from surefoot.data.batching.batch import DIGEST_SIZE, Batch, row_digests, unpacked
 from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
@@ -314,7 +312,7 @@ def _read(folder: Path) -> dict[bytes, float] | None:
 
 def _write(folder: Path, known: Mapping[bytes, float]) -> None:
     with durable.staged_folder(folder, replace=True) as staging:
-        np.save(staging / _KEYS, np.frombuffer(b"".join(known), dtype=np.uint8).reshape(-1, digests.SIZE))
+        np.save(staging / _KEYS, np.frombuffer(b"".join(known), dtype=np.uint8).reshape(-1, DIGEST_SIZE))
         np.save(staging / _VALUES, np.array(list(known.values()), dtype=np.float32))
         sha256 = {name: durable.sha256_file(staging / name) for name in (_KEYS, _VALUES)}
         durable.write_json(staging / _META, {"sha256": sha256})

@@ -10,9 +10,9 @@ import pytest
 from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
+from surefoot.data.formats import RowFault
 from surefoot.data.formats.conversation import Tokens
 from surefoot.data.formats.registry import recognise
-from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import read_tokens
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.records import Row

@@ -8,6 +8,7 @@ position t must predict, or IGNORE. Padding is masked by position, never by toke
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, Self
@@ -74,7 +75,7 @@ class Batch:
         without padding (`pack`) and do not attend to each other. Empty if every example has its own row.
     pixels: per example, the tensors of its pictures for the model's forward; empty if no example has pictures.
     seen: [B, T] int32, 1 at the positions of picture features; None if there are no pixels.
-    digests: of the examples, in hexadecimal, where `digests.digested` has added them; empty otherwise.
+    digests: of the examples, in hexadecimal, where `digested` has added them; empty otherwise.
     """
 
     input_ids: torch.Tensor
@@ -303,3 +304,29 @@ def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return position ids that restart at 0 in each document: [1, T]."""
     return torch.cat([torch.arange(length, device=device) for length in documents])[None]
+
+
+DIGEST_SIZE = 16  # bytes
+
+
+def example_digest(example: Example) -> bytes:
+    """Return the digest of an example's ids and of which of them are learned, by which what is stored about it is found
+    whatever the step, order or batch. `row_digests` gives the same in a batch."""
+    return _digest(example.ids.astype(np.int64), next_tokens(example).astype(np.int64))
+
+
+def row_digests(rows: Batch) -> list[bytes]:
+    """Return the digest of each example, of packed or padded rows. The host waits for rows on a GPU; see `digested`."""
+    if rows.digests:
+        return [bytes.fromhex(one) for one in rows.digests]
+    ids, targets = (in_rows(one, rows).cpu().numpy() for one in (rows.input_ids, rows.targets))
+    return [_digest(ids[row, :length], targets[row, :length]) for row, length in enumerate(rows.lengths)]
+
+
+def digested(rows: Batch) -> Batch:
+    """Return the rows with their digests, which they keep on another device."""
+    return replace(rows, digests=tuple(one.hex() for one in row_digests(rows)))
+
+
+def _digest(ids: np.ndarray, targets: np.ndarray) -> bytes:
+    return hashlib.blake2b(ids.tobytes() + targets.tobytes(), digest_size=DIGEST_SIZE).digest()

@@ -5,7 +5,7 @@ missing field, a null, a number instead of text, an empty answer or turns in the
 file, line, row, turn and field. A blank system text counts as none.
 """
 
-from surefoot.data.formats.conversation import IMAGE, Conversation, ToolCall, Turn
+from surefoot.data.formats.conversation import IMAGE, Conversation, RowFault, ToolCall, Turn
 from surefoot.data.formats.registry import (
     LAYOUTS,
     FormatScan,
@@ -15,7 +15,6 @@ from surefoot.data.formats.registry import (
     recognise,
     scan_format,
 )
-from surefoot.data.formats.rows import RowFault, RowFaults, each_row
 from surefoot.data.formats.supervised import retag
 
 __all__ = [
@@ -25,11 +24,9 @@ __all__ = [
     "FormatScan",
     "Reader",
     "RowFault",
-    "RowFaults",
     "ToolCall",
     "Turn",
     "conversations_of",
-    "each_row",
     "kind_of_record",
     "recognise",
     "retag",

@@ -15,11 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from surefoot.data.formats.rows import RowFault
 from surefoot.data.sources.records import kind_of
 from surefoot.data.sources.text import read_value
 from surefoot.system.errors import InputError
 from surefoot.system.messages import nearest_words
+
+
+class RowFault(Exception):
+    """A fault of one row. The caller adds the file and the row."""
+
+    def __init__(self, what: str, fix: str = "", code: str = "SF-DATA-ROW"):
+        super().__init__(what)
+        self.what, self.fix, self.code = what, fix, code
 
 
 def field(record: Mapping[str, Any], name: str) -> Any:
@@ -69,6 +76,14 @@ def from_json(value: Any, name: str) -> Any:
 def listed(names: Iterable[str]) -> str:
     """List quoted names for a message."""
     return ", ".join(repr(name) for name in names) or "nothing"
+
+
+JUDGED = ("label", "kto_tag")  # fields of the judgement of an answer
+
+
+def judgement_field(record: Mapping[str, Any]) -> str | None:
+    """Return the name of the field with the judgement of the answer. Null counts as absent."""
+    return next((name for name in JUDGED if record.get(name) is not None), None)
 
 
 IMAGE = "\ufdd0"  # stands for a picture in a text; a Unicode noncharacter, which data cannot contain

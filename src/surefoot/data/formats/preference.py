@@ -24,18 +24,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.data.formats.conversation import (
+    JUDGED,
     Conversation,
+    RowFault,
     Turn,
     check_order,
     field,
     filled,
+    judgement_field,
     listed,
     optional,
     read_tools,
     read_turns,
     text,
 )
-from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import TOKENS, read_instruction, read_message, read_sharegpt_turn, read_tokens
 from surefoot.data.sources.records import kind_of
 
@@ -197,13 +199,7 @@ def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
     return read_turns(record, name, read_turn)
 
 
-MARKS = ("label", "kto_tag")
 ANSWERS = ("completion", "output")  # fields of the answer; without them the last turn of the prompt's list is it
-
-
-def mark_field(record: Mapping[str, Any]) -> str | None:
-    """Return the name of the field with the judgement. Null counts as absent, as in `opening_field`."""
-    return next((name for name in MARKS if record.get(name) is not None), None)
 
 
 def read_judged(record: Mapping[str, Any]) -> Conversation:
@@ -227,9 +223,9 @@ def read_judged_tokens(record: Mapping[str, Any]) -> Conversation:
 
 
 def _judgement(record: Mapping[str, Any]) -> bool:
-    mark = mark_field(record)
+    mark = judgement_field(record)
     if mark is None:
-        raise RowFault(f"has no {listed(MARKS)} (it has {listed(record)})", "mark every answer with true or false")
+        raise RowFault(f"has no {listed(JUDGED)} (it has {listed(record)})", "mark every answer with true or false")
     good = record[mark]
     if good not in (0, 1) or not isinstance(good, bool | int):
         raise RowFault(f"has {kind_of(good)} in {mark!r}, where true or false is required")
@@ -237,7 +233,7 @@ def _judgement(record: Mapping[str, Any]) -> bool:
 
 
 def judged_form(record: Mapping[str, Any]) -> str:
-    return f"the prompt is {opening_form(record)}, {mark_field(record)!r} judges"
+    return f"the prompt is {opening_form(record)}, {judgement_field(record)!r} judges"
 
 
 def _judged_answer(record: Mapping[str, Any]) -> list[Turn] | None:

@@ -1,7 +1,7 @@
 """Read a source as conversations, in batches, so that only one batch of a file is in memory.
 
 Faults of the file itself are raised before faults of its records, and faults of records are raised together after the
-last record was read.
+last record was read (`RowFaults`).
 
 `reader_with` turns a user's function into a reader with the same rules.
 """
@@ -13,11 +13,11 @@ import itertools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from surefoot.data.formats import (
     LAYOUTS,
@@ -25,7 +25,6 @@ from surefoot.data.formats import (
     FormatScan,
     Reader,
     RowFault,
-    RowFaults,
     ToolCall,
     Turn,
     conversations_of,
@@ -39,6 +38,7 @@ from surefoot.data.sources.records import Kind, Row, Source, read_rows
 from surefoot.data.sources.tables import as_files
 from surefoot.method_facts.methods import FORMATS, methods_for
 from surefoot.system.errors import Fault, InputError
+from surefoot.system.messages import first_few
 
 CUSTOM = "custom"
 _BATCH = 1024  # conversations per batch
@@ -46,6 +46,80 @@ Batches = Iterator[list[Conversation]]
 _PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
 _SHORT = 80  # maximum characters of an example prompt
 _FIRST_WORDS = 5  # words of a plain text used as an example prompt
+_KINDS = 8  # maximum kinds of fault, and rows per kind, that are listed; others are counted
+
+
+class Numbered(Protocol):
+    """A record or a conversation, with its number in the file and its first line, both from 1."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def line(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=Numbered)
+Result = TypeVar("Result")
+
+
+class RowFaults(Generic[Item]):
+    """Collects the faulty rows of the file `name`."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._found: dict[tuple[str, str, str], list[int]] = {}  # (what, fix, code) -> row numbers
+        self._lines: list[int] = []  # line of the first row of each kind
+        self._rest = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def attempt(self, item: Item, do: Callable[[Item], Result]) -> Result | None:
+        """Call `do` and return its result; on a RowFault, note it and return None."""
+        try:
+            return do(item)
+        except RowFault as fault:
+            self.note(item, fault)
+            return None
+
+    def note(self, item: Item, fault: RowFault) -> None:
+        """Add the fault of a row."""
+        kind = (fault.what, fault.fix, fault.code)
+        if kind in self._found:
+            self._found[kind].append(item.number)
+        elif len(self._found) < _KINDS:
+            self._found[kind] = [item.number]
+            self._lines.append(item.line)
+        else:
+            self._rest += 1
+
+    def refuse(self) -> None:
+        """Raise one InputError for all faults, if there are any. Each kind of fault is listed once, with its first row
+        and the numbers of the others; after _KINDS kinds, rows are only counted."""
+        faults = [
+            Fault(f"{self._name}:{line}", f"row {rows[0]}: {what}", _also(rows[1:], fix), code=code)
+            for line, ((what, fix, code), rows) in zip(self._lines, self._found.items(), strict=True)
+        ]
+        if self._rest:
+            faults.append(Fault(self._name, f"{self._rest} more rows have faults", code="SF-DATA-ROW"))
+        if faults:
+            raise InputError(faults)
+
+
+def each_row(items: Iterable[Item], do: Callable[[Item], Result], name: str) -> list[Result]:
+    """Call `do` for every row of the file `name`. Raises one InputError for all rows with faults, see `RowFaults`."""
+    faults = RowFaults[Item](name)
+    results = [faults.attempt(item, do) for item in items]
+    faults.refuse()
+    return cast("list[Result]", results)
+
+
+def _also(rows: Sequence[int], fix: str) -> str:
+    """Prefix the fix with the other rows that have the same fault."""
+    if not rows:
+        return fix
+    same = f"the same in row{'s' if len(rows) > 1 else ''} {first_few(rows, _KINDS)}"
+    return f"{same}; {fix}" if fix else same
 
 
 class Reading:

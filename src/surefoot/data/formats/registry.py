@@ -16,17 +16,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from surefoot.data.formats.conversation import MARK, Conversation, Turn, filled, listed, read_images
+from surefoot.data.formats.conversation import (
+    JUDGED,
+    MARK,
+    Conversation,
+    RowFault,
+    Turn,
+    filled,
+    judgement_field,
+    listed,
+    read_images,
+)
 from surefoot.data.formats.preference import (
     ANSWERS,
     BESIDES,
-    MARKS,
     OPENINGS,
     PAIR,
     form_of,
     is_token_pair,
     judged_form,
-    mark_field,
     opening_field,
     prompt_form,
     read_judged,
@@ -35,7 +43,6 @@ from surefoot.data.formats.preference import (
     read_prompt,
     read_token_pair,
 )
-from surefoot.data.formats.rows import RowFault
 from surefoot.data.formats.supervised import (
     THOUGHTS,
     TOKEN_FIELDS,
@@ -127,9 +134,9 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools", "images")),
         "text": Layout(read_text, ("text",)),
         "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES, "images"), form=form_of),
-        "judged": Layout(read_judged, (), (*MARKS, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
+        "judged": Layout(read_judged, (), (*JUDGED, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
         "token-pairs": Layout(read_token_pair, PAIR),
-        "token-judged": Layout(read_judged_tokens, (TOKENS,), (*MARKS, *TOKEN_FIELDS)),
+        "token-judged": Layout(read_judged_tokens, (TOKENS,), (*JUDGED, *TOKEN_FIELDS)),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },
     ("method_facts.methods.FORMATS", "data.formats.registry.LAYOUTS"),
@@ -200,7 +207,7 @@ def kind_of_record(record: Mapping[str, Any]) -> Kind:
     """Return the kind of data that the record's fields suggest: pairs, judged or answers (never prompts)."""
     if all(column in record for column in PAIR):
         return "pairs"
-    return "judged" if isinstance(record.get(mark_field(record) or ""), bool) else "answers"
+    return "judged" if isinstance(record.get(judgement_field(record) or ""), bool) else "answers"
 
 
 class FormatScan:
@@ -232,7 +239,7 @@ class FormatScan:
         self.rows += 1
         if self._form is not None:
             self._forms[self._form(row.value)] += 1
-        mark = mark_field(row.value)
+        mark = judgement_field(row.value)
         if mark is not None and row.value[mark] is False and any(field in row.value for field in _JUDGED):
             self._bad += 1
             self._first_bad = self._first_bad or (row, mark)
@@ -310,7 +317,7 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
             Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
         )
     first = row.value
-    pair, judged = all(column in first for column in PAIR), any(mark in first for mark in MARKS)
+    pair, judged = all(column in first for column in PAIR), any(mark in first for mark in JUDGED)
     fits = {"pairs": pair, "judged": judged and not pair, "prompts": pair or opening_field(first) is not None}[kind]
     if not fits:
         raise InputError(
@@ -327,7 +334,7 @@ _KIND_FIX: Mapping[Kind, str] = {
 
 
 def _present(kind: Kind, record: Mapping[str, Any]) -> list[str]:
-    marks = {"pairs": PAIR, "judged": MARKS, "prompts": ()}[kind]
+    marks = {"pairs": PAIR, "judged": JUDGED, "prompts": ()}[kind]
     return [name for name in (*OPENINGS, *marks) if name in record]
 
 
@@ -335,13 +342,15 @@ def _other_kind(kind: Kind, record: Mapping[str, Any]) -> str:
     """Describe what the record is, and what this stage learns from."""
     wanted = {
         "pairs": f"this stage compares two answers ({listed(PAIR)})",
-        "judged": f"this stage needs to know for every answer whether it is good ({listed(MARKS)})",
+        "judged": f"this stage needs to know for every answer whether it is good ({listed(JUDGED)})",
         "prompts": f"this stage answers prompts ({listed(OPENINGS)})",
     }[kind]
     if all(column in record for column in PAIR):
         return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), but {wanted}"
-    if mark_field(record) is not None:
-        return f"is a judged answer for stage {methods_for('judged')} (it has {mark_field(record)!r}), but {wanted}"
+    if judgement_field(record) is not None:
+        return (
+            f"is a judged answer for stage {methods_for('judged')} (it has {judgement_field(record)!r}), but {wanted}"
+        )
     known = next((layout for layout in LAYOUTS if LAYOUTS[layout].needed and LAYOUTS[layout].fits(record)), None)
     stage = methods_for("answers", plain_texts=known == "text")
     found = f"is {known} data for stage {stage} (it has {listed(record)})" if known else f"has {listed(record)}"

@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.data.formats.conversation import (
     IMAGE,
     Conversation,
+    RowFault,
     Tokens,
     Turn,
     check_order,
@@ -34,7 +35,6 @@ from surefoot.data.formats.conversation import (
     role_in,
     text,
 )
-from surefoot.data.formats.rows import RowFault
 from surefoot.data.sources.records import Row, kind_of
 
 THOUGHTS = ("reasoning_content", "thinking")  # reasoning field of Qwen, DeepSeek and GLM; of gpt-oss

@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from surefoot.data.formats import Conversation, RowFault, each_row
+from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.formats.conversation import Picture
+from surefoot.data.formats.reader import each_row
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.segments import (
     Run,

@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.data.batching.batch import Pixels
-from surefoot.data.formats.conversation import IMAGE, MARK, Conversation, Picture, Turn
-from surefoot.data.formats.rows import RowFault
+from surefoot.data.formats.conversation import IMAGE, MARK, Conversation, Picture, RowFault, Turn
 from surefoot.data.tokenize.segments import Segment, TextEncoder
 from surefoot.families.files import PROCESSOR_FILES, read_json_if_there
 from surefoot.families.pictures import PictureRow, picture_row

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
-from surefoot.data.formats import Conversation, RowFault, each_row
-from surefoot.data.formats.reader import CUSTOM, Batches, Reading, reader_with, spooled
+from surefoot.data.formats import Conversation, RowFault
+from surefoot.data.formats.reader import CUSTOM, Batches, Reading, each_row, reader_with, spooled
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile

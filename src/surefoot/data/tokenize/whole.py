@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from surefoot.data.formats import Conversation, each_row
+from surefoot.data.formats import Conversation
+from surefoot.data.formats.reader import each_row
 from surefoot.data.tokenize.segments import (
     Segment,
     Template,

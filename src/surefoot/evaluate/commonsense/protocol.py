@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import nearest_path
+from surefoot.data.formats import RowFault
 from surefoot.data.formats.conversation import filled, optional
-from surefoot.data.formats.rows import RowFault, each_row
+from surefoot.data.formats.reader import each_row
 from surefoot.data.sources.records import Row, open_file, parse_rows
 from surefoot.report.intervals import wilson
 from surefoot.system.errors import Fault, InputError

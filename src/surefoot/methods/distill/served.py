@@ -20,8 +20,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, DrawnBatch, Example, Weighted, in_rows
-from surefoot.data.batching.digests import example_digest, row_digests
+from surefoot.data.batching.batch import (
+    Batch,
+    DrawnBatch,
+    Example,
+    Weighted,
+    example_digest,
+    in_rows,
+    row_digests,
+)
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.kernels.divergence import Known, Likeliest
 from surefoot.methods.distill.asked import Asked

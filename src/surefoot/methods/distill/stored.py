@@ -23,9 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from surefoot.data.batching import digests
-from surefoot.data.batching.batch import Batch, Example, in_rows
-from surefoot.data.batching.digests import example_digest, row_digests
+from surefoot.data.batching.batch import DIGEST_SIZE, Batch, Example, example_digest, in_rows, row_digests
 from surefoot.data.tokenize.dataset import TokenisedDataset
 from surefoot.families.files import read_json
 from surefoot.kernels.divergence import Known, Likeliest
@@ -137,7 +135,7 @@ def _places(folder: Path, facts: StoredFacts) -> dict[bytes, _Place]:
         file = safe_open(folder / name, framework="pt")
         of_all, ends = file.get_tensor("digests").numpy().tobytes(), file.get_tensor("ends").tolist()
         for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            found[of_all[number * digests.SIZE : (number + 1) * digests.SIZE]] = _Place(file, begin, end)
+            found[of_all[number * DIGEST_SIZE : (number + 1) * DIGEST_SIZE]] = _Place(file, begin, end)
     return found
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, Weighted
-from surefoot.data.batching.digests import digested
+from surefoot.data.batching.batch import Batch, Weighted, digested
 from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenisedDataset

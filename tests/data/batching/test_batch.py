@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefoot.data.batching.batch import Example, unpacked
-from surefoot.data.batching.digests import digested, example_digest, row_digests
+from surefoot.data.batching.batch import Example, digested, example_digest, row_digests, unpacked
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.data.batching.subsets import part_within, shortest
 
