@@ -4,9 +4,10 @@
     python tools/translated.py --list --only Axolotl axolotl/examples          # also a line for each file
 
 Read are YAML and JSON files that a tool claims, and commands in shell files, READMEs and comments. A fate is one of
-complete (every setting carried over), leftovers (some changed or without counterpart), refused and crashed. No command
-runs. A value is lost if another value in its place gives the same translation, and no note says so: neither a reason on
-the setting itself, nor that a setting around it has no counterpart.
+complete (every setting carried over), leftovers (some changed or without counterpart), refused, absent (a command whose
+config is neither in the folder nor beside the file that quotes it), other (evaluation, generation: no training) and
+crashed. No command runs. A value is lost if another value in its place gives the same translation, and no note says so:
+neither a reason on the setting itself, nor that a setting around it has no counterpart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from surefoot.system.errors import InputError, SurefootError
 CONFIGS, TEXTS = (".yaml", ".yml", ".json"), (".sh", ".md", ".mdx", ".rst", ".qmd", ".yaml", ".yml", ".txt")
 MOST_BYTES = 200_000  # larger ones are data
 TRAINS = {"base_model", "learning_rate", "model", "model_name_or_path"}  # every config of a training has one
-FATES = ("complete", "leftovers", "refused", "crashed")
+FATES = ("complete", "leftovers", "refused", "absent", "other", "crashed")
+_ABSENT, _OTHER = ("No such file or directory", "is a config inside torchtune"), ("is no training",)
 _STARTS = re.compile(
     r"(?:\w+=\S* +)*(?:accelerate launch|axolotl train|deepspeed|lmf|llamafactory-cli|python3?|swift|torchrun|trl"
     r"|tune run)\s"
@@ -89,6 +91,9 @@ def read_folder(folder: Path) -> Iterator[Item]:
             for words in commands(text) if path.suffix in TEXTS else ():
                 item = None if tuple(words) in seen else of_command(path.as_posix(), words, options)
                 seen.add(tuple(words))
+                if item is not None and item.fate == "absent":
+                    with contextlib.chdir(path.parent):
+                        item = of_command(path.as_posix(), words, options)
                 if item is not None:
                     yield item
 
@@ -113,7 +118,7 @@ def of_command(path: str, words: list[str], options: Options) -> Item | None:
         command = read_command(words, options)
         tool = next((tool for tool in tools() if tool.claims_command(command)), SCRIPT)
     except InputError as error:  # a launcher's flag
-        return Item(f"{path}: {shlex.join(words)}", "launchers", "refused", _reasons(error))
+        return refused(f"{path}: {shlex.join(words)}", "launchers", error)
     if tool is SCRIPT:
         return None
     return judged(
@@ -137,11 +142,18 @@ def judged(
             check_config(found.config, files=False)
         lost = tuple(lost_values(*source()))
     except SurefootError as error:
-        return Item(name, tool, "refused", _reasons(error))
+        return refused(name, tool, error)
     except Exception as error:
         return Item(name, tool, "crashed", (f"{type(error).__name__}: {error}",))
     whole = all(note.outcome in ("carried", "assumed") for note in found.notes)
     return Item(name, tool, "complete" if whole else "leftovers", (), lost)
+
+
+def refused(name: str, tool: str, error: SurefootError) -> Item:
+    reasons = _reasons(error)
+    fates = (("absent", _ABSENT), ("other", _OTHER))
+    alone = [fate for fate, marks in fates if len(reasons) == 1 and any(mark in reasons[0] for mark in marks)]
+    return Item(name, tool, alone[0] if alone else "refused", reasons)
 
 
 def _in_file(path: str, text: str, options: Options) -> tuple[Any, Translate]:
@@ -255,9 +267,9 @@ def report(items: list[Item], most: int) -> list[str]:
         lost = sum(len(item.lost) for item in group)
         lines.append(f"{name:<40} {len(group):>6} {' '.join(f'{fates[fate]:>10}' for fate in FATES)} {lost:>12}")
     for name, group in sorted(groups.items()):
-        refused = [item for item in group if item.reasons]
-        counts = Counter(reason for item in refused for reason in item.reasons)
-        alone = Counter(item.reasons[0] for item in refused if len(item.reasons) == 1)
+        because = [item.reasons for item in group if item.fate in ("refused", "crashed")]
+        counts = Counter(reason for reasons in because for reason in reasons)
+        alone = Counter(reasons[0] for reasons in because if len(reasons) == 1)
         lost = Counter(re.sub(r"\.\d+\b", "[]", path) for item in group for path in item.lost)
         lines += ["", f"{name}: reasons (items; items with no other reason)"] if counts else []
         lines += [f"{count:>5} {alone[reason]:>5}  {reason}" for reason, count in counts.most_common(most)]

@@ -209,11 +209,6 @@ def test_an_empty_block_is_none() -> None:
     assert refused(trl=5) == {"trl"}
 
 
-def test_sizes_of_one_divide_nothing() -> None:
-    assert outcome(axolotl(dp_shard_size=1), "dp_shard_size") == "listed"
-    assert refused(tensor_parallel_size=2) == {"tensor_parallel_size"}
-
-
 def test_thoughts_and_loading_of_a_data_set_have_notes() -> None:
     entry = {"field_thinking": "thinking", "template_thinking_key": "thinking", "ds_type": "json"}
     found = axolotl(datasets=[CHAT["datasets"][0] | entry])

@@ -99,7 +99,7 @@ MEANT = {  # command -> what its last word is likely to mean
 NOT_READ = {  # command -> code, and the fault's place
     "trl distillation --model_name_or_path m": ("SF-TRANSLATE-COMMAND", "trl distillation"),
     "axolotl inference lora.yml": ("SF-TRANSLATE-COMMAND", "axolotl"),
-    "tune run lora_dpo_single_device --config lora.yaml": ("SF-TRANSLATE-COMMAND", "tune run lora_dpo_single_device"),
+    "tune run ppo_single_device --config lora.yaml": ("SF-TRANSLATE-COMMAND", "tune run ppo_single_device"),
     "tune run lora_finetune_single_device --config llama3_1/8B_lora": ("SF-TRANSLATE-COMMAND", "llama3_1/8B_lora"),
     "python simple_finetune.py --lr 3": ("SF-TRANSLATE-SCRIPT", "--lr 3"),
     "axolotl train nowhere.yml": ("", "nowhere.yml"),

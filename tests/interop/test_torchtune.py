@@ -14,6 +14,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from helpers.architectures import LLAMA, build
 from helpers.faults import raises_fault
 from interop.small_configs import BASES, text_of
+from surefoot.config.methods import AlignmentConfig
 from surefoot.data.batching.batch import Example
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.data.batching.order import filled_rows, whole
@@ -22,6 +23,7 @@ from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.translation import Translation
 from surefoot.methods.distill.teacher import teacher_of
 from surefoot.methods.losses.distill import DistillSettings, distill_objective
+from surefoot.methods.losses.preference import LOSSES, Constants, Pairs
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.system.errors import InputError
 
@@ -177,3 +179,102 @@ def test_what_is_no_training_has_one_reason() -> None:
     given = {name: TUNE[name] for name in ("model", "tokenizer", "checkpointer")} | {"temperature": 0.6, "top_k": 300}
     with raises_fault("SF-TRANSLATE-COMMAND", "generation.json"):
         translate_file("generation.json", json.dumps(given), [], Options())
+
+
+PAIRS = {
+    "dataset": {"_component_": "torchtune.datasets.stack_exchange_paired_dataset"},
+    "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.05, "label_smoothing": 0.1},
+}
+
+
+def of_pairs(name: str, margin: torch.Tensor, **settings: float) -> torch.Tensor:
+    """torchtune's DPOLoss and RSOLoss (bd2a0fc); margin: policy's minus reference's, chosen minus rejected."""
+    if name == "RSOLoss":
+        return torch.relu(1 - settings["gamma"] * margin)
+    beta, smoothing = settings["beta"], settings["label_smoothing"]
+    return -F.logsigmoid(beta * margin) * (1 - smoothing) - F.logsigmoid(-beta * margin) * smoothing
+
+
+@pytest.mark.parametrize(
+    "loss", [PAIRS["loss"], {"_component_": "torchtune.rlhf.loss.DPOLoss"},
+             {"_component_": "torchtune.rlhf.loss.RSOLoss", "gamma": 0.3}]
+)  # fmt: skip
+def test_losses_of_pairs_are_torchtunes(loss: dict[str, Any]) -> None:
+    config = tune(**(PAIRS | {"loss": loss})).config
+    name = loss["_component_"].rpartition(".")[2]
+    assert config["stage"] == "dpo"
+    assert config["data"]["train"] == {
+        "path": "lvwerra/stack-exchange-paired", "subset": "data/rl", "format": "preference",
+        "columns": {"prompt": "question", "chosen": "response_j", "rejected": "response_k"},
+    }  # fmt: skip
+    margin = torch.linspace(-30, 30, 61, dtype=torch.float64)
+    wanted = of_pairs(name, margin, **{"beta": 0.1, "label_smoothing": 0.0, "gamma": 0.1} | {
+        key: value for key, value in loss.items() if key != "_component_"})  # fmt: skip
+    given = AlignmentConfig(**config.get("alignment", {}))
+    zero = torch.zeros_like(margin)
+
+    def ours(beta: float) -> torch.Tensor:
+        return LOSSES[given.loss].loss(
+            Pairs(margin, zero, zero, zero, zero, zero), Constants(beta, given.label_smoothing)
+        )
+
+    assert torch.allclose(ours(given.beta), wanted, rtol=SAME)
+    assert not torch.allclose(ours(given.beta * 2), wanted, rtol=SAME)
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}}, "loss._component_"),
+        ({"dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}}, "loss._component_"),
+        ({"ref_checkpointer": {"checkpoint_dir": "other"}}, "ref_checkpointer.checkpoint_dir"),
+        ({"dataset": PAIRS["dataset"] | {"train_on_input": True}}, "dataset.train_on_input"),
+    ],
+)
+def test_pairs_of_another_kind_are_refused(more: dict[str, Any], place: str) -> None:
+    assert refused(**(PAIRS | more)) == {place}
+
+
+def test_the_reference_is_the_model_itself() -> None:
+    assert tune(**PAIRS, ref_checkpointer={"checkpoint_dir": "m/"}).config["stage"] == "dpo"
+
+
+def test_processes_that_divide_layers_share_a_batch() -> None:
+    """`dp_degree` of the recipes: the processes of the mesh without those of tensor_parallel_dim."""
+    whole = {"recipes/configs/a.yaml": json.dumps(TUNE | {"batch_size": 3, "tensor_parallel_dim": 2})}
+    command = ["tune", "run", "--nproc_per_node", "8", "full_finetune_distributed", "--config", "a"]
+    found = translate_command(command, Options(read=whole.__getitem__))
+    assert found.config["batch"] == {"size": 12, "micro": 3}
+    assert found.config["parallel"] == {"nproc": 4, "engine": "fsdp2"}
+    assert tune(tensor_parallel_dim=2).config["batch"]["size"] == 1
+    command[3] = "3"
+    with pytest.raises(InputError) as caught:
+        translate_command(command, Options(read=whole.__getitem__))
+    assert caught.value.faults[0].what.startswith("tensor_parallel_dim:")
+
+
+def test_overrides_exchange_a_component_or_take_a_key_away() -> None:
+    """As `_merge_yaml_and_cli_args` of torchtune does."""
+    text = json.dumps(TUNE | {"optimizer": TUNE["optimizer"] | {"weight_decay": 0.5}})
+    given = ["optimizer=torch.optim.SGD", "~optimizer.weight_decay"]
+    found = translate_file("t.json", text, given, Options()).config["optim"]
+    assert (found["name"], found.get("weight_decay", 0.0)) == ("sgd", 0.0)
+    assert translate_file("t.json", text, given[:1], Options()).config["optim"]["weight_decay"] == 0.5
+
+
+SEEING = {"model": {"_component_": "torchtune.models.llama4.lora_llama4_scout_17b_16e", "encoder_trainable": "frozen",
+                    "fusion_trainable": "lora", "lora_attn_modules": ["q_proj"]}}  # fmt: skip
+
+
+def test_texts_reach_the_decoder_alone() -> None:
+    found = tune(model=SEEING["model"] | {"decoder_trainable": "lora"})
+    assert found.config["adapter"]["targets"] == ["q_proj"]
+    assert "vision" not in found.config
+    for frozen in ("frozen", False):
+        assert refused(model=SEEING["model"] | {"decoder_trainable": frozen}) == {"model.decoder_trainable"}
+
+
+def test_ppo_of_torchtune_has_one_reason() -> None:
+    given = {"policy_model": TUNE["model"], "tokenizer": TUNE["tokenizer"], "checkpointer": TUNE["checkpointer"]}
+    with raises_fault("SF-TRANSLATE-COMMAND", "ppo.json"):
+        translate_file("ppo.json", json.dumps(given | {"optimizer": TUNE["optimizer"]}), [], Options())

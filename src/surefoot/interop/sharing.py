@@ -79,7 +79,7 @@ def _share(draft: Draft, name: str, engine: Mapping[str, Any], why: str = "") ->
     if count == 1:
         draft.drop(_ALONE, name)
         return
-    draft.set("parallel.nproc", count, why="the number that the launcher starts")
+    draft.set("parallel.nproc", count, why="as many processes share a step")
     for key, value in engine.items():
         draft.set(f"parallel.{key}", value, name, why=why)
 

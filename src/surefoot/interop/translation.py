@@ -72,10 +72,11 @@ def said_keys(found: Translation) -> tuple[str, ...]:
 
 
 def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
-    """Set `parallel` to the launcher's processes, if it starts several and the tool has not set it."""
-    if count == 1 or found.command != "train" or "parallel" in found.config:
+    """Set `parallel` to the launcher's processes and engine, if it starts several and the tool has set no engine."""
+    own = found.config.get("parallel", {})
+    if count == 1 or found.command != "train" or own.keys() - {"nproc"}:
         return found
-    return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {})}})
+    return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {}), **own}})
 
 
 GivenMode = Literal["resume", "overwrite"]

@@ -13,13 +13,14 @@ from typing import Any
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document
 from surefoot.interop.axolotl.methods import BLOCK
+from surefoot.interop.axolotl.processes import program_of
 from surefoot.interop.axolotl.rows import ALIASES, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.tool import Tool
-from surefoot.interop.translation import Note, Translation
+from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 
 TOOL = "Axolotl"
@@ -27,7 +28,7 @@ _DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"})
 _SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _MODULES = ("axolotl.cli.train",)
 _SCRIPTS = ("finetune.py", "train.py")
-_OF_THE_LAUNCH = ("launcher", "accelerate", "num_processes", "main_process_port", "debug", "sweep")
+_OF_THE_LAUNCH = ("launcher", "accelerate", "debug")  # older words of `axolotl.cli.train`
 
 
 def claims_command(command: Command) -> bool:
@@ -43,13 +44,14 @@ def claims_file(path: str, text: str) -> bool:
 
 
 def from_command(command: Command, options: Options) -> Translation:
-    arguments = list(command.arguments)
     if command.name == "axolotl":
-        if arguments[:1] != ["train"]:
-            word = arguments[0] if arguments else "nothing"
+        if command.arguments[:1] != ("train",):
+            word = command.arguments[0] if command.arguments else "nothing"
             raise command_error("axolotl", f"{word} is not a training command", "surefoot reads `axolotl train CONFIG`")
-        del arguments[0]
-    words, left = read_flags(arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
+        started = program_of(command, options)
+        found = in_processes(from_command(started, options), started.processes, started.engine)
+        return replace(found, notes=(*started.notes, *found.notes))
+    words, left = read_flags(command.arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
         raise command_error(command.program, f"names {len(left)} config files", "name one")

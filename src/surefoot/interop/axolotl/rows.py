@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
+from surefoot.interop.axolotl.processes import OWN_BATCH, SAME_BATCH
 from surefoot.interop.settings import (
     AT_LEAST,
     Row,
@@ -27,10 +28,6 @@ from surefoot.interop.settings import (
 SAVED = 4  # number of checkpoints that Axolotl keeps by default
 
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
-_SIZES = ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree", "dp_shard_size",
-          "dp_replicate_size", "expert_parallel_size")  # fmt: skip
-_WHOLE = "surefoot divides neither layers nor sequences, and shards over all ranks"
-_SHARDED = "leave it out; parallel.engine: fsdp2 shards the weights"
 _NOTHING = (False, 0, "", [], {})
 
 
@@ -65,8 +62,7 @@ _PARTS: Mapping[str, str] = {
     "do_bench_eval": "bench_dataset bench_split",
     "fp8": "fp8_enable_fsdp_float8_all_gather",
     "context_parallel_size": "heads_k_stride ring_attn_func",
-    "use_ray": "ray_run_name ray_num_workers resources_per_worker",
-    "use_otel_metrics": "otel_metrics_host otel_metrics_port",
+    "use_ray": "ray_run_name resources_per_worker",
 }
 
 
@@ -226,15 +222,16 @@ _ROWS: tuple[Row, ...] = (
     *_listed(
         "Axolotl does not read it",
         "gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier base_model_ignore_patterns "
-        "full_finetune",
+        "full_finetune context_parapllel_size test_value",
     ),
+    listed("fp8", None, "the products of training are computed in 16 bits here, more exactly"),
     *_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
     *_listed(
         "surefoot does not have this tracker; the log is in the run folder",
         "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
         "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer "
         "comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online "
-        "comet_experiment_config",
+        "comet_experiment_config use_otel_metrics otel_metrics_host otel_metrics_port",
     ),
     *_listed(
         "is for multi-process launchers; surefoot starts its own processes",
@@ -286,8 +283,11 @@ _ROWS: tuple[Row, ...] = (
         "lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
         "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
-    *_refused("surefoot configures this with parallel.engine", "leave it out", "use_ray deepcompile"),
-    *(refused(name, None, _WHOLE, _SHARDED, same=(1,)) for name in _SIZES),
+    *_refused("surefoot configures this with parallel.engine", "leave it out", "deepcompile"),
+    *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes that divide one batch") for name in SAME_BATCH),
+    *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes with a batch each") for name in OWN_BATCH),
+    joint("use_ray", False, ("parallel.nproc",)),
+    joint("ray_num_workers", 1, ("parallel.nproc",)),
     *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
     *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
     *_refused("surefoot adapts what lora_target_modules name", "name the modules that remain", "lora_exclude_modules"),
@@ -307,10 +307,10 @@ _ROWS: tuple[Row, ...] = (
         "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
         "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "
         "eval_sequence_len auto_find_batch_size batch_flattening "
-        "sage_attention s2_attention fp8 embedding_lr embedding_lr_scale optim_args optim_target_modules "
+        "sage_attention s2_attention embedding_lr embedding_lr_scale optim_args optim_target_modules "
         "lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_groups "
         "adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message fix_untrained_tokens "
-        "use_comet hub_revision use_otel_metrics dynamic_checkpoint scaling_softmax use_onebitllms "
+        "use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
         "peft_ensure_weight_tying",
     ),
 )
@@ -322,4 +322,5 @@ ALIASES: Mapping[str, str] = {
     "model_revision": "revision_of_model",
     "dpo_beta": "rl_beta",
     "dora": "peft_use_dora",
+    "sequence_parallel_degree": "context_parallel_size",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method, set_prompted
+from surefoot.interop.axolotl.processes import set_processes
 from surefoot.interop.axolotl.steps import set_attention, set_evaluation, set_saving, set_steps
 from surefoot.interop.axolotl.trained import set_adapter, set_sight
 from surefoot.interop.draft import Draft
@@ -16,7 +17,9 @@ from surefoot.interop.sharing import Names, set_sharing
 
 # In Axolotl fsdp_config alone enables FSDP.
 _NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
-_PLUGINS = tuple(f"axolotl.integrations.{name}." for name in ("liger", "cut_cross_entropy", "kernels", "swanlab"))
+_PLUGINS = tuple(
+    f"axolotl.integrations.{name}." for name in ("liger", "cut_cross_entropy", "kernels", "swanlab", "expert_parallel")
+)
 
 
 _QAT = {"weight_dtype": "int8", "activation_dtype": None, "group_size": 32, "quantize_embedding": False,
@@ -171,6 +174,7 @@ def _set_model_config(draft: Draft) -> None:
 
 
 RULES = (
+    set_processes,
     set_data,
     set_method,
     set_adapter,

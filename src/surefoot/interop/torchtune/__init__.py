@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from surefoot.config.dump import shown
@@ -21,8 +22,11 @@ from surefoot.interop.torchtune.rows import ROWS
 from surefoot.interop.torchtune.rules import (
     set_adapter,
     set_length,
+    set_loss,
     set_model,
+    set_parts,
     set_precision,
+    set_processes,
     set_qat,
     set_rest,
     set_steps,
@@ -37,14 +41,21 @@ RECIPES = ("lora_finetune_single_device", "lora_finetune_distributed")
 RECIPES += ("full_finetune_single_device", "full_finetune_distributed")
 RECIPES += ("qat_single_device", "qat_distributed", "qat_lora_finetune_distributed")
 RECIPES += ("knowledge_distillation_single_device", "knowledge_distillation_distributed")
+RECIPES += ("lora_dpo_single_device", "lora_dpo_distributed", "full_dpo_distributed")
+_PPO = "write a surefoot config with stage: ppo (docs/ppo.md)"
+_NO_TRAINING = ("generate", "dev/generate_v2", "dev/generate_v2_distributed", "eleuther_eval", "quantize")
 
 _DIALECT = Dialect(
-    NAME, ROWS, (set_model, set_length, set_adapter, set_precision, set_qat, set_data, set_teacher, set_steps, set_rest)
-)
+    NAME,
+    ROWS,
+    (set_model, set_length, set_adapter, set_parts, set_precision, set_qat, set_data, set_teacher, set_loss,
+     set_processes, set_steps, set_rest),
+)  # fmt: skip
 
 
 def claims_file(path: str, text: str) -> bool:
-    return {"model", "tokenizer", "checkpointer"} <= top_keys(path, text)
+    keys = top_keys(path, text)
+    return {"tokenizer", "checkpointer"} <= keys and bool(keys & {"model", "policy_model"})
 
 
 _RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
@@ -59,7 +70,9 @@ def claims_command(command: Command) -> bool:
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
     if not top_keys(path, text) & {"optimizer", "dataset"}:
         raise command_error(path, "is no training: it has neither optimizer nor dataset", "give the config of a recipe")
-    return _translate([*_flat(parse_document(text, path)), *read_pairs(overrides)], options)
+    if "policy_model" in top_keys(path, text):
+        raise command_error(path, "is torchtune's PPO, whose stop tokens and penalties surefoot does not have", _PPO)
+    return _translate(_words(text, path, overrides), options)
 
 
 def from_command(command: Command, options: Options) -> Translation:
@@ -69,6 +82,8 @@ def from_command(command: Command, options: Options) -> Translation:
     del left[0]
     count = _launched(left)
     recipe = left.pop(0) if left else ""
+    if recipe in _NO_TRAINING:
+        raise command_error(f"tune run {recipe}", "is no training", "surefoot generate and surefoot evaluate are close")
     if recipe not in RECIPES:
         raise command_error(
             f"tune run {recipe}".strip(), "is not a recipe that surefoot supports", f"supported: {', '.join(RECIPES)}"
@@ -84,7 +99,7 @@ def from_command(command: Command, options: Options) -> Translation:
             raise
         fix = f"copy it first: tune cp {path} my.yaml"
         raise command_error(path, f"is a config inside torchtune, and there is no {inside} here", fix) from None
-    words = [*_flat(parse_document(text, inside)), *read_pairs(pairs)]
+    words = _words(text, inside, pairs)
     shared: dict[str, Any] = {} if recipe.startswith("qat_") else dict(_SHARED)
     if shared and any(word.name == "fsdp_cpu_offload" and word.value for word in words):
         shared["offload"] = "all"
@@ -108,6 +123,17 @@ def _launched(left: list[str]) -> int:
         elif name not in _RENDEZVOUS:
             raise setting_error(flag, "unknown flag of tune run", "leave it out")
     return count
+
+
+def _words(text: str, path: str, overrides: Sequence[str]) -> list[Word]:
+    """Return the settings of a file and the overrides after it: `~key` takes one away, and `loss=NAME` exchanges the
+    component of a group."""
+    words = _flat(parse_document(text, path))
+    gone = [one.removeprefix("~") for one in overrides if one.startswith("~")]
+    words = [word for word in words if not any(f"{word.name}.".startswith(f"{name}.") for name in gone)]
+    groups = {word.name.removesuffix("._component_") for word in words if word.name.endswith("._component_")}
+    given = read_pairs([one for one in overrides if not one.startswith("~")])
+    return [*words, *(replace(one, name=f"{one.name}._component_") if one.name in groups else one for one in given)]
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")

@@ -13,11 +13,20 @@ from surefoot.interop.torchtune.rows import family, last_name
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 _EVERY = ("_component_", "source", "data_files", "split", "name")
+# Set of pairs -> (its default source, the folder of it that is read, field -> column)
+_PAIRS: Mapping[str, tuple[str | None, str | None, Mapping[str, str]]] = {
+    "stack_exchange_paired_dataset": (
+        "lvwerra/stack-exchange-paired", "data/rl",
+        {"prompt": "question", "chosen": "response_j", "rejected": "response_k"},
+    ),
+    "preference_dataset": (None, None, {}),
+}  # fmt: skip
 # Dataset -> the settings that it reads besides those of every dataset.
 _READ: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*_SETS, "instruct_dataset"), ("column_map", "train_on_input")),
     "chat_dataset": ("conversation_column", "conversation_style", "train_on_input"),
     "text_completion_dataset": ("column",),
+    **dict.fromkeys(_PAIRS, ("column_map", "train_on_input")),
 }
 _ONCE = ("_component_", "train_on_input", "conversation_style")  # equal for training and validation
 _STYLES = {"sharegpt": ("sharegpt", "conversations"), "openai": ("messages", "messages")}
@@ -80,7 +89,8 @@ class _Dataset:
             draft.refuse("dataset._component_", what, fix)
             draft.drop("the dataset is not supported", *self.read(), *self.unread())
             return
-        draft.set("stage", "pretrain" if kind == "text_completion_dataset" else "sft", "dataset._component_")
+        stage = "dpo" if kind in _PAIRS else "pretrain" if kind == "text_completion_dataset" else "sft"
+        draft.set("stage", stage, "dataset._component_")
         whole_prompt = self["train_on_input"]
         if kind in _SETS:
             whole_prompt = True if whole_prompt is None else whole_prompt
@@ -91,13 +101,16 @@ class _Dataset:
             usual = "torchtune's default for this dataset" if self["train_on_input"] is None else ""
             train_on = "everything" if whole_prompt else "responses"
             draft.set("data.train_on", train_on, "dataset.train_on_input", why=usual)
+        elif stage == "dpo" and whole_prompt:
+            draft.refuse("dataset.train_on_input", "surefoot compares answers alone", "leave it out")
         decided = (name for name in self.read() if name != "dataset.train_on_input")
         draft.set("data.train", short_sources([self.source()]), *decided)
         draft.drop(f"{kind} does not read it", *self.unread())
 
     def source(self) -> dict[str, Any]:
         """Return the source with its format, columns and part."""
-        path, files, part = self["source"] or _SETS.get(self.kind), self["data_files"], {}
+        of_pairs = _PAIRS.get(self.kind, (None, None, {}))
+        path, files, part = self["source"] or _SETS.get(self.kind) or of_pairs[0], self["data_files"], {}
         split = str(self["split"])
         if path is None:
             self.draft.refuse(f"{self.group}.source", "is required", "name a dataset")
@@ -107,7 +120,8 @@ class _Dataset:
             self.draft.refuse(f"{self.group}.split", refusal.what, refusal.fix)
         if files is not None:
             return {"path": files, **self._layout(), **part}
-        subset = {"subset": self["name"]} if self["name"] else {}
+        below = self["name"] or of_pairs[1]
+        subset = {"subset": below} if below else {}
         # surefoot evaluates on a validation or test split, and torchtune on the split that is named.
         named = {"split": split} if split != "train" or self.group == "dataset_val" else {}
         return {"path": path, **subset, **named, **self._layout(), **part}
@@ -116,6 +130,8 @@ class _Dataset:
         """Return format and columns."""
         if self.kind == "text_completion_dataset":
             return {"format": "text", **_renamed({"text": self["column"]})}
+        if self.kind in _PAIRS:
+            return {"format": "preference", **_renamed(self["column_map"] or _PAIRS[self.kind][2])}
         if self.kind != "chat_dataset":
             usual = {"input": "instruction", "output": "output"} if self.kind == "instruct_dataset" else {}
             pairs = {name: name for name in usual} | (self["column_map"] or {})

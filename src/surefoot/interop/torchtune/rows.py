@@ -25,13 +25,14 @@ from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names
 _LIBRARY = "surefoot reads this from the model's own files"
 _MEMORY = "affects memory or speed only, not results"
 _CUT = "longer examples lose prompt tokens first"
-_SIGHT = "surefoot trains models that also see from the Qwen families, not Llama 3.2 Vision or Llama 4"
-_TRAINABLE = ("decoder", "encoder", "fusion")
+TRAINABLE = tuple(f"model.{part}_trainable" for part in ("decoder", "encoder", "fusion"))
+_SHAPE = ("vocab_size", "num_layers", "num_heads", "num_kv_heads", "embed_dim", "max_seq_len", "intermediate_dim",
+          "attn_dropout", "norm_eps", "rope_base", "scale_factor")  # fmt: skip
 _SEEING = ("model.image_size", "tokenizer.image_size", "tokenizer.max_num_tiles", "collate_fn")
 _TEACHER = {
     **dict.fromkeys(("_component_", "recipe_checkpoint", "model_type"), _LIBRARY),
     "checkpoint_files": "surefoot reads all weights of the folder",
-    "output_dir": "the teacher is not saved",
+    "output_dir": "it is not saved",
 }
 
 
@@ -112,15 +113,22 @@ _ROWS: tuple[Row, ...] = (
     joint("lr_scheduler._component_", None, ("optim.schedule",), type=text),
     joint("lr_scheduler.num_warmup_steps", 0, ("optim.warmup", "optim.warmup_from_zero")),
     refused("lr_scheduler.num_cycles", 0.5, "surefoot's cosine is half a cycle", "leave it out"),
-    joint("loss._component_", None, (), "cross-entropy", type=text),
+    joint("loss._component_", None, ("alignment.loss",), "cross-entropy, or DPOLoss and RSOLoss", type=text),
+    joint("loss.beta", 0.1, ("alignment.beta",), "of DPOLoss"),
+    joint("loss.gamma", 0.1, ("alignment.beta",), "of RSOLoss"),
+    joint("loss.label_smoothing", 0.0, ("alignment.label_smoothing",), "of DPOLoss"),
+    joint("ref_checkpointer.checkpoint_dir", None, ("alignment.reference",), "the model itself", type=text),
+    *(listed(f"ref_checkpointer.{name}", None, about) for name, about in _TEACHER.items()),
     listed("loss.num_output_chunks", None, _MEMORY),
     listed("teacher_model._component_", None, _LIBRARY),
+    listed("teacher_model.lora_attn_modules", None, "an adapter that does not train leaves the teacher as it is"),
     joint("teacher_checkpointer.checkpoint_dir", None, ("stage", "distill.teacher"), type=text),
     *(listed(f"teacher_checkpointer.{name}", None, about) for name, about in _TEACHER.items()),
     joint("kd_loss._component_", None, ("distill.beta",), type=text),
     listed("kd_loss.num_output_chunks", None, _MEMORY),
     joint("kd_ratio", 0.5, ("distill.sft",)),
-    *(refused(f"model.{name}_trainable", None, _SIGHT, "use a text model") for name in _TRAINABLE),
+    *(joint(name, None, (), "with texts alone no other part of the model is reached") for name in TRAINABLE),
+    *(listed(f"model.{name}", None, _LIBRARY) for name in _SHAPE),
     *all_listed("belongs to a model that also sees", **dict.fromkeys(_SEEING)),
     listed("loss.ignore_index", None, "prompts and padding are masked by position"),
     carried("clip_grad_norm", None, "optim.max_grad_norm", type=number),
@@ -147,9 +155,10 @@ _ROWS: tuple[Row, ...] = (
     refused("fake_quant_after_n_steps", None, "surefoot quantizes from the first step", "leave it out"),
     joint("fsdp_cpu_offload", False, ("parallel.offload",)),
     listed("fsdp_reshard_after_forward", True, _MEMORY),
-    refused("tensor_parallel_dim", 1, "surefoot divides no layer over several processes", "leave it out"),
-    listed("tensor_parallel_plan", None, "belongs to tensor_parallel_dim, which is 1"),
-    refused("data_parallel_shard_dim", -1, "surefoot shards over all processes", "leave it out"),
-    refused("data_parallel_replicate_dim", 1, "surefoot shards over all processes", "leave it out"),
+    listed("fsdp.cpu_offload", None, "torchtune reads fsdp_cpu_offload instead"),
+    joint("tensor_parallel_dim", 1, ("batch.size", "parallel.nproc"), "processes that divide one batch"),
+    listed("tensor_parallel_plan", None, "belongs to tensor_parallel_dim"),
+    listed("data_parallel_shard_dim", -1, "surefoot shards over all processes"),
+    listed("data_parallel_replicate_dim", 1, "surefoot shards over all processes"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*_ROWS)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, KEEP_ALL, counted, set_batch, set_keep, set_rows, switch
-from surefoot.interop.torchtune.rows import family, last_name
+from surefoot.interop.shared_rules import (
+    HEAD_NOT_ROUNDED,
+    KEEP_ALL,
+    LAYERS_WHOLE,
+    counted,
+    set_batch,
+    set_keep,
+    set_rows,
+    switch,
+)
+from surefoot.interop.torchtune.rows import TRAINABLE, family, last_name
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -21,6 +32,8 @@ _OPTIMIZERS = {
     "torch.optim.SGD": "sgd",
 }
 _LOSSES = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss", "CrossEntropyLoss")
+# Loss of pairs -> (surefoot's, the setting that is its beta)
+_OF_PAIRS = {"DPOLoss": ("sigmoid", "loss.beta"), "RSOLoss": ("hinge", "loss.gamma")}
 _DTYPES = ("bf16", "fp16", "fp32")
 
 
@@ -74,6 +87,63 @@ def set_adapter(draft: Draft) -> None:
         draft.note("model.lora_attn_modules", "changed", _ONE_ADAPTER, "adapter.targets")
     if fused and with_mlp:
         draft.note("model.apply_lora_to_mlp", "changed", _ONE_ADAPTER, "adapter.targets")
+
+
+def set_parts(draft: Draft) -> None:
+    """Note which parts of a model that also sees train: texts reach the decoder alone."""
+    decoder = draft[TRAINABLE[0]]
+    for name in TRAINABLE:
+        draft.note(name, "changed", draft.rows[name].about, "adapter" if decoder == "lora" else "model.path")
+    if decoder in ("frozen", False):
+        draft.refuse(TRAINABLE[0], "surefoot trains the language model, or an adapter on it", "train the decoder")
+    elif decoder not in (None, True, "full", "lora"):
+        draft.refuse(TRAINABLE[0], f"torchtune has no {decoder}", "use full or lora")
+
+
+def set_processes(draft: Draft) -> None:
+    """Set the number of processes with a batch of their own: those that divide a layer share one."""
+    together, started = draft["tensor_parallel_dim"], draft.facts.get("processes", 1)
+    if together == 1:
+        draft.drop("no layer is divided", "tensor_parallel_dim")
+    elif together < 1 or (started > 1 and started % together):
+        what = f"{together} do not divide {started} processes"
+        draft.refuse("tensor_parallel_dim", what, "start a multiple of them")
+    else:
+        draft.note("tensor_parallel_dim", "changed", LAYERS_WHOLE, "parallel.nproc")
+        draft.facts["processes"] = max(1, started // together)
+        if started > 1:
+            draft.set("parallel.nproc", draft.facts["processes"], "tensor_parallel_dim", why=LAYERS_WHOLE)
+
+
+def set_loss(draft: Draft) -> None:
+    """Set alignment.*, or note cross-entropy."""
+    loss, pairs = last_name(draft["loss._component_"]), draft.written("stage") == "dpo"
+    own = ("loss.beta", "loss.gamma", "loss.label_smoothing")
+    if pairs != (loss in _OF_PAIRS):
+        what = f"{loss or 'cross-entropy'} does not go with {last_name(draft['dataset._component_'])}"
+        draft.refuse("loss._component_", what, f"pairs need {' or '.join(_OF_PAIRS)}")
+    elif not pairs:
+        if loss not in ("", *_LOSSES):
+            draft.refuse("loss._component_", f"surefoot's loss is cross-entropy, not {loss}")
+        draft.note("loss._component_", "carried", "cross-entropy over the tokens of a step")
+        draft.drop("the loss does not read it", *own, "ref_checkpointer.checkpoint_dir")
+    else:
+        ours, beta = _OF_PAIRS[loss]
+        draft.set("alignment.loss", ours, "loss._component_")
+        draft.set("alignment.beta", draft[beta], beta)
+        if ours == "sigmoid":
+            draft.set("alignment.label_smoothing", draft["loss.label_smoothing"], "loss.label_smoothing")
+        draft.drop("the loss does not read it", *(name for name in own if name != beta))
+        _set_reference(draft)
+
+
+def _set_reference(draft: Draft) -> None:
+    name, model = "ref_checkpointer.checkpoint_dir", draft["checkpointer.checkpoint_dir"]
+    reference = draft[name]
+    if reference and posixpath.normpath(reference) != posixpath.normpath(str(model)):
+        draft.refuse(name, "surefoot compares with the model as it was before training", f"give {model}")
+    else:
+        draft.note(name, "carried", "the model as it was before training", "alignment.reference")
 
 
 def set_length(draft: Draft) -> None:
@@ -197,11 +267,6 @@ def set_steps(draft: Draft) -> None:
 
 
 def set_rest(draft: Draft) -> None:
-    if last_name(draft["loss._component_"]) not in ("", *_LOSSES):
-        draft.refuse(
-            "loss._component_", f"surefoot's loss is cross-entropy, not {last_name(draft['loss._component_'])}"
-        )
-    draft.note("loss._component_", "carried", "cross-entropy over the tokens of a step")
     if not draft["clip_grad_norm"]:
         draft.set("optim.max_grad_norm", None, "clip_grad_norm", why="torchtune does not clip by default")
     draft.set("compile", "default" if draft["compile"] else "off", "compile")
