@@ -237,7 +237,7 @@ def test_killed_before_its_answers_are_written_it_can_be_asked_again(world, grpo
     with monkeypatch.context() as patched:
         patched.setattr(durable, "write_bytes", dies)
         if not removes:
-            patched.setattr("surefoot.system.folders.remove_own_files", lambda file: None)
+            patched.setattr("surefoot.system.folders.own_files", lambda file: [])
         with pytest.raises(Killed):
             CliRunner().invoke(main, ["evaluate", "answers", *map(str, words), "--seed", "3", "--overwrite"])
     again = call(*words, "--seed", 4, "--overwrite")

@@ -140,10 +140,11 @@ def answers(
             written[_BEST] = _lines(best_records(measured, config.grpo.eval_passes))
             found["best"] = written[_BEST].count(b"\n")
         files = {name: hashlib.sha256(content).hexdigest() for name, content in written.items()}
-        from surefoot.system.folders import remove_own_files
+        from surefoot.system.folders import own_files
 
         durable.make_folders(out)
-        remove_own_files(out / _FINDINGS)
+        for old in own_files(out / _FINDINGS):
+            durable.remove(old)
         durable.write_json(out / _FINDINGS, {"asked": request, "files": files, **found})
         for name, content in written.items():
             durable.write_bytes(out / name, content)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.system import durable, plain_files
+from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
@@ -172,13 +172,11 @@ def require_own_files(file: Path, names: Iterable[str]) -> None:
             raise _foreign(other)
 
 
-def remove_own_files(file: Path) -> None:
-    """Remove the files beside the findings `file` that are as they say, before others are written: files of an old
-    request would be another's beside the findings of a new one, if this process is killed in between."""
-    for name, sha256 in (own_findings(file, "files") or {}).items():
-        other = file.with_name(name)
-        if os.path.lexists(other) and _is_as(other, sha256):
-            durable.remove(other)
+def own_files(file: Path) -> list[Path]:
+    """The files beside the findings `file` that are as they say. Removed before other findings are written, they cannot
+    be taken for another's beside them, if the process is killed in between."""
+    said = {file.with_name(name): sha256 for name, sha256 in (own_findings(file, "files") or {}).items()}
+    return [other for other, sha256 in said.items() if os.path.lexists(other) and _is_as(other, sha256)]
 
 
 def _is_as(file: Path, sha256: str | None) -> bool:
