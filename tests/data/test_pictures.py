@@ -8,12 +8,14 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer, Qwen2_5_VLProcessor
 
 from helpers.faults import raises_fault
 from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
+from surefoot.commands.main import main
 from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import sight, tokenize_file
@@ -328,6 +330,18 @@ def test_a_smaller_budget_gives_fewer_tokens_and_too_long_records_go_whole(prepa
     assert both.audit.pictures == 0
     with raises_fault("SF-CONFIG-CONFLICT", "data.max_pixels", "100"):
         prepare([row], max_pixels=100)
+
+
+@pytest.mark.parametrize(("most", "ends"), [(28 * 28, 0), (28 * 28 - 1, 2)])
+def test_the_plan_refuses_a_budget_below_the_processors(tmp_path, most, ends):
+    base = seeing("qwen2_5_vl", tmp_path / "base")
+    (tmp_path / "data.jsonl").write_text(json.dumps({"instruction": "?", "output": "a"}) + "\n")
+    data = {"train": str(tmp_path / "data.jsonl"), "max_pixels": most}
+    config = {"stage": "sft", "model": str(base), "data": data, "output": str(tmp_path / "run")}
+    (tmp_path / "see.yaml").write_text(json.dumps(config))
+    done = CliRunner().invoke(main, ["plan", str(tmp_path / "see.yaml")])
+    assert done.exit_code == ends, done.output
+    assert ("[SF-CONFIG-CONFLICT]" in done.stderr) == bool(ends)
 
 
 def test_the_audit_counts_and_names_pictures(prepare):

@@ -1,5 +1,7 @@
 """Targets by full name, and counts, against what PEFT makes of the same request."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -209,3 +211,14 @@ def test_a_pattern_names_the_modules_that_peft_takes_it_for(decide, pattern):
 def test_twin_a_pattern_of_a_part_of_the_name_is_refused(decide, pattern):
     _, notes = decide(SMALL, targets=[f"re:{pattern}"])
     assert {(fault.code, fault.where) for fault in notes.faults} == {("SF-ADAPTER-TARGETS", "adapter.targets")}
+
+
+@pytest.mark.parametrize(("frozen", "named"), [(("o_proj", "up_proj"), ["o_proj", "up_proj"]), ((), [])])
+def test_linear_layers_that_get_no_adapter_are_told(tmp_path, frozen, named):
+    facts = model_facts(tmp_path, SMALL)
+    assert facts.family is not None
+    facts = replace(facts, family=replace(facts.family, without_adapter=frozen))
+    request = run_config(adapter={"kind": "lora", "rank": 4}).adapter
+    targets = plan_adapter(request, facts, 0, Notes()).targets
+    assert len(targets.value) == 14 - 2 * len(frozen)
+    assert [name for name in ("q_proj", "o_proj", "up_proj") if gives(targets.reason, name)] == named

@@ -51,7 +51,7 @@ def plan_adapter(
         alpha=request.alpha,
         dropout=request.dropout,
         rslora=request.rslora,
-        targets=_choice(request, names, matrices),
+        targets=_choice(request, names, matrices, model),
         modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
         trainable=added + _size_in_full(saved, model),
         parameters=tuple(_full_name(module, matrix) for module, matrix in matrices),
@@ -68,12 +68,16 @@ def _full_name(module: ModuleFact, matrix: MatrixFact) -> str:
     return f"{module.name}.{matrix.name}"
 
 
-def _choice(request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Stacked]) -> Choice[tuple[str, ...]]:
+def _choice(
+    request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Stacked], model: ModelFacts
+) -> Choice[tuple[str, ...]]:
+    if request.targets != "all-linear":
+        return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
     of_experts = sum(matrix.experts for module, matrix in matrices if not module.routes)
     experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
-    if request.targets == "all-linear":
-        return Choice(names, f"all {len(names)} linear layers except the output head{experts}", "default")
-    return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
+    frozen = (module.name.rpartition(".")[2] for module in model.layer_linears if module.name not in names)
+    without = ", ".join(dict.fromkeys(("the output head", *frozen)))
+    return Choice(names, f"all {len(names)} linear layers{experts}, without {without}", "default")
 
 
 def _obstacle(request: AdapterShape) -> str:

@@ -5,6 +5,8 @@ import signal
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 
 from helpers.faults import gives
@@ -175,3 +177,19 @@ def test_twin_without_holding_it_the_signal_is_lost(tmp_path, monkeypatch, raise
     interrupted(monkeypatch, signal.SIGTERM)
     monkeypatch.setattr(plots, "held_interruptions", contextlib.nullcontext)
     assert draw_curves(tmp_path, make_rows(20), "demo")[0]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_signal_while_a_picture_is_rendered_is_not_lost(monkeypatch, raised_on_sigterm, held):
+    render = FigureCanvasAgg.print_png
+
+    def interrupted_render(canvas, *words, **keys):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        render(canvas, *words, **keys)
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", interrupted_render)
+    if not held:  # twin
+        monkeypatch.setattr(plots, "held_interruptions", contextlib.nullcontext)
+    with pytest.raises(KeyboardInterrupt) if held else contextlib.nullcontext():
+        png(Figure())

@@ -109,6 +109,15 @@ def test_values_as_people_say_them(plan):
     assert rows["adapter.modules_to_save"] == "lm_head"
 
 
+@pytest.mark.parametrize(("parameter", "shown"), [("mlp.gate.weight", "gate"), ("mlp.experts.down_proj", "down_proj")])
+def test_a_router_is_shown_by_its_module(plan, parameter, shown):
+    adapter = dataclasses.replace(
+        plan.adapter, targets=dataclasses.replace(plan.adapter.targets, value=()), parameters=(f"layers.0.{parameter}",)
+    )
+    rows = {what: value for what, value, _, _ in choice_rows(dataclasses.replace(plan, adapter=adapter))}
+    assert rows["adapter.targets"] == shown
+
+
 def test_what_no_word_of_another_tool_says_is_by_the_dialect(plan):
     words = ["finetune.py", "--base_model", "m", "--batch_size", "2", "--micro_batch_size", "1", "--lora_r", "32"]
     found = translate_command(words, Options())

@@ -59,9 +59,43 @@ def read_sight(folder: str, encoder: TextEncoder, max_pixels: int | None = None)
     if row is not None and set(encoder.control.values()).issuperset(row.tokens):
         return Sight(Path(folder), row, encoder, max_pixels)
     if max_pixels is not None:
-        what = "limits pictures, but surefoot cannot train this model on pictures"
-        raise InputError(Fault("data.max_pixels", what, "remove it", code="SF-CONFIG-CONFLICT"))
+        raise _no_pictures()
     return None
+
+
+def check_max_pixels(folder: Path, max_pixels: int) -> None:
+    """Raise InputError unless the model in `folder` can limit its pictures to this size."""
+    row = picture_row(folder)
+    if row is None:
+        raise _no_pictures()
+    _processor(folder, row, max_pixels)
+
+
+def _no_pictures() -> InputError:
+    what = "limits pictures, but surefoot cannot train this model on pictures"
+    return InputError(Fault("data.max_pixels", what, "remove it", code="SF-CONFIG-CONFLICT"))
+
+
+def _processor(folder: Path, row: PictureRow, max_pixels: int | None) -> Any:
+    """transformers' image processor, with the limit."""
+    from transformers import AutoImageProcessor
+
+    try:
+        found: Any = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"the image processor cannot be loaded: {' '.join(str(error).split())[:200]}"
+        fix = "use the model's original files"
+        raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-KIND")) from error
+    if max_pixels is not None:
+        if row.limit is None:
+            what = "limits pictures, but this model uses fixed sizes"
+            raise InputError(Fault("data.max_pixels", what, "remove it", code="SF-CONFIG-CONFLICT"))
+        if least := row.limit(found, max_pixels):
+            what = f"is {max_pixels:,}, below the minimum of the model's processor, {least:,}"
+            raise InputError(Fault("data.max_pixels", what, "raise it", code="SF-CONFIG-CONFLICT"))
+    return found
 
 
 class Sight:
@@ -92,24 +126,7 @@ class Sight:
     @cached_property
     def _processor(self) -> Any:
         """transformers' image processor, loaded with the first picture: text needs none."""
-        from transformers import AutoImageProcessor
-
-        try:
-            found: Any = AutoImageProcessor.from_pretrained(
-                self._folder, backend="pil", trust_remote_code=False, local_files_only=True
-            )
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            what = f"the image processor cannot be loaded: {' '.join(str(error).split())[:200]}"
-            fix = "use the model's original files"
-            raise InputError(Fault(str(self._folder), what, fix, code="SF-MODEL-KIND")) from error
-        if self._max_pixels is not None:
-            if self._row.limit is None:
-                what = "limits pictures, but this model uses fixed sizes"
-                raise InputError(Fault("data.max_pixels", what, "remove it", code="SF-CONFIG-CONFLICT"))
-            if least := self._row.limit(found, self._max_pixels):
-                what = f"is {self._max_pixels:,}, below the minimum of the model's processor, {least:,}"
-                raise InputError(Fault("data.max_pixels", what, "raise it", code="SF-CONFIG-CONFLICT"))
-        return found
+        return _processor(self._folder, self._row, self._max_pixels)
 
     @cached_property
     def _settings(self) -> Mapping[str, Any]:

@@ -201,7 +201,8 @@ def png(figure: Figure) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out, metadata={"Software": "surefoot"})  # no version: equal runs, equal bytes
+    with held_interruptions():
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": "surefoot"})  # no version: equal runs, equal bytes
     return out.getvalue()
 
 

@@ -212,7 +212,9 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
     sizes = f"rank {adapter.rank}, alpha {adapter.alpha:g}"
     yield "adapter.scale", sizes, "user", f"scale is {scale}; dropout {adapter.dropout:g}"
     targets = adapter.targets
-    names = _last_components((*targets.value, *adapter.parameters))
+    # A router is known by its module: its parameter is called "weight".
+    parameters = (name.removesuffix(".weight") for name in adapter.parameters)
+    names = _last_components((*targets.value, *parameters))
     yield "adapter.targets", names, targets.source, targets.reason
     if adapter.modules_to_save:
         yield "adapter.modules_to_save", ", ".join(adapter.modules_to_save), "user", "trained in full"
