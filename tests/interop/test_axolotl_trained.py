@@ -25,6 +25,7 @@ def test_targets() -> None:
     assert refused(**LORA, lora_target_linear=True, lora_target_modules=["embed_tokens"]) == {"lora_target_modules"}
 
 
+OWN = {"chat_template": "tokenizer_default"}
 SEEING = {"base_model": "Qwen/Qwen2.5-VL-7B-Instruct", "processor_type": "AutoProcessor", "chat_template": "qwen2_vl"}
 
 
@@ -36,23 +37,51 @@ def test_pictures_of_the_qwen_families() -> None:
     assert refused(**CHAT, chat_template="qwen2_vl") == {"datasets"}  # a text model
 
 
-@pytest.mark.parametrize(
-    ("family", "config", "model"),
-    [
-        ("qwen2-vl", "Qwen2VLConfig", "Qwen2VLForConditionalGeneration"),
-        ("qwen2.5-vl", "Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
-        ("qwen3-vl", "Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
-        ("qwen3.5", "Qwen3_5Config", "Qwen3_5ForConditionalGeneration"),
-    ],
-)
-def test_modules_of_a_tower_are_transformers(family: str, config: str, model: str) -> None:
+def _llava(eye: str, text: str = "LlamaConfig") -> Any:
+    return transformers.LlavaConfig(
+        vision_config=getattr(transformers, eye)(), text_config=getattr(transformers, text)()
+    )
+
+
+def _seeing(name: str, eye: str = "") -> Any:
+    vision = {"vision_config": getattr(transformers, eye)()} if eye else {}
+    return getattr(transformers, f"{name}Config")(**vision)
+
+
+# The name of a published model -> transformers' class, and a config of its family.
+MODELS = {
+    "Qwen/Qwen2-VL-7B-Instruct": ("Qwen2VL", lambda: _seeing("Qwen2VL")),
+    "Qwen/Qwen2.5-VL-7B-Instruct": ("Qwen2_5_VL", lambda: _seeing("Qwen2_5_VL")),
+    "Qwen/Qwen3-VL-8B-Instruct": ("Qwen3VL", lambda: _seeing("Qwen3VL")),
+    "Qwen/Qwen3.5-9B": ("Qwen3_5", lambda: _seeing("Qwen3_5")),
+    "google/gemma-3-4b-it": ("Gemma3", lambda: _seeing("Gemma3")),
+    "google/gemma-4-E2B-it": ("Gemma4", lambda: _seeing("Gemma4", "Gemma4VisionConfig")),
+    "llava-hf/llava-1.5-7b-hf": ("Llava", lambda: _llava("CLIPVisionConfig")),
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": ("SmolVLM", lambda: _seeing("SmolVLM")),
+    "mistral-community/pixtral-12b": ("Llava", lambda: _llava("PixtralVisionConfig", "MistralConfig")),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("Mistral3", lambda: _seeing("Mistral3")),
+}
+
+
+@pytest.mark.parametrize("base", MODELS)
+def test_modules_of_a_tower_are_transformers(base: str) -> None:
+    kind, config = MODELS[base]
     with torch.device("meta"):
-        whole = getattr(transformers, model)(getattr(transformers, config)())
-    adaptable = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv3d)
-    names = {name for name, module in whole.named_modules() if isinstance(module, adaptable) and ".visual." in name}
-    merger = {"merger.mlp.0", "merger.mlp.2"}  # these numbers are no layer's
-    held = {name.removeprefix("model.visual.") for name in names}
-    assert {name if name in merger else re.sub(r"\.\d+\.", ".0.", name) for name in held} == set(TOWERS[family])
+        whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config())
+    adaptable = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv2d, torch.nn.Conv3d)
+    names = {name.removeprefix("model.") for name, one in whole.named_modules() if isinstance(one, adaptable)}
+    merger = {"visual.merger.mlp.0", "visual.merger.mlp.2"}  # these numbers are no layer's
+    held = {name if name in merger else re.sub(r"\.\d+\.", ".0.", name) for name in names}
+    held = {name for name in held if not name.startswith(("language_model", "text_model", "lm_head"))}
+    (found,) = [modules for family, modules in TOWERS.items() if re.search(family, base.lower())]
+    assert held == set(found)
+
+
+@pytest.mark.parametrize(
+    "base", ["meta-llama/Llama-3.2-11B-Vision", "google/gemma-3n-E2B-it", "google/gemma-4-12B-it", "my-model"]
+)
+def test_families_that_are_not_seen_with_are_refused(base: str) -> None:
+    assert refused(**CHAT, base_model=base, processor_type="AutoProcessor") == {"processor_type"}
 
 
 TO_LANGUAGE = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
@@ -70,14 +99,20 @@ TO_LANGUAGE = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|
         ({"lora_target_modules": TO_LANGUAGE}, None),
         ({"lora_target_modules": "(model"}, None),  # no pattern, which the check of the config says
         ({"lora_target_linear": True, "freeze_mm_modules": True}, None),
+        ({"base_model": "mistral-community/pixtral-12b", "lora_target_modules": ["up_proj"]}, "lora_target_modules"),
+        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["q_proj"]}, "lora_target_modules"),
+        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["o_proj"]}, None),
+        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": TO_LANGUAGE}, None),
     ],
 )
 def test_adapters_on_a_tower_are_refused(words: dict[str, Any], name: str | None) -> None:
     """PEFT adapts every module whose name ends with a target; `freeze_mm_modules` freezes adapters in the tower."""
     if name is None:
-        assert axolotl(**CHAT, **SEEING, **LORA, **words).config.get("vision", {}).get("tower", "frozen") == "frozen"
+        assert (
+            axolotl(**(CHAT | SEEING | LORA | OWN | words)).config.get("vision", {}).get("tower", "frozen") == "frozen"
+        )
     else:
-        assert refused(**CHAT, **SEEING, **LORA, **words) == {name}
+        assert refused(**(CHAT | SEEING | LORA | OWN | words)) == {name}
 
 
 def test_down_proj_is_in_the_tower_of_one_family_only() -> None:

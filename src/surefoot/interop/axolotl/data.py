@@ -37,7 +37,8 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
 _ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
 _OF_A_FAMILY: Mapping[str, str] = {
     "qwen3": "qwen3", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
-    "gemma4_unified": "gemma-4", "llama4": "llama-4",
+    "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
+    "cohere": "command-r", "deepseek_v2": "deepseek-v2",
 }  # fmt: skip
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"

@@ -87,10 +87,10 @@ def set_sight(draft: Draft) -> None:
     if named is None:
         draft.drop("there is no processor", "freeze_mm_modules")
         return
-    family = next((family for family in TOWERS if family in base), None)
+    family = next((family for family in TOWERS if re.search(family, base)), None)
     if family is None:
-        fix = f"use a text model, or one whose name has {' or '.join(TOWERS)}"
-        draft.refuse("processor_type", "surefoot trains with pictures for the Qwen families alone", fix)
+        what = f"surefoot knows no family that sees, or not its tower, by the name {draft['base_model']}"
+        draft.refuse("processor_type", what, "use one of the families in docs/images.md, under its published name")
         return
     draft.note("processor_type", "carried", "pictures are read by the model's own processor")
     targets = draft.written("adapter.targets") or []
@@ -101,30 +101,59 @@ def set_sight(draft: Draft) -> None:
     trained = not (draft["adapter"] or draft["freeze_mm_modules"] or unfrozen)
     for part in ("tower", "projector"):
         draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
+    if draft["adapter"]:
+        draft.note("freeze_mm_modules", "carried", "beside an adapter both are frozen", "vision")
 
 
-_BLOCK = "blocks.0."
-_SHARED = (f"{_BLOCK}attn.qkv", f"{_BLOCK}attn.proj", "patch_embed.proj")
-_OLDER = (*_SHARED, "merger.mlp.0", "merger.mlp.2")
-_NEWER = (*_SHARED, f"{_BLOCK}mlp.linear_fc1", f"{_BLOCK}mlp.linear_fc2", "merger.linear_fc1", "merger.linear_fc2",
-          "pos_embed")  # fmt: skip
-# Family, as the names of its models have it -> the modules of its tower and projector that PEFT can adapt.
+def _named(inside: str, names: str, outside: str = "") -> tuple[str, ...]:
+    """Return module names: those in a group of the model, and others. Layers are numbered 0."""
+    return (*(f"{inside}.{name}" for name in names.split()), *outside.split())
+
+
+_OLDER = "blocks.0.attn.qkv blocks.0.attn.proj patch_embed.proj merger.mlp.0 merger.mlp.2"
+_NEWER = (
+    "blocks.0.attn.qkv blocks.0.attn.proj patch_embed.proj blocks.0.mlp.linear_fc1 blocks.0.mlp.linear_fc2 "
+    "merger.linear_fc1 merger.linear_fc2 pos_embed"
+)
+_SIGLIP = "embeddings.patch_embedding embeddings.position_embedding " + " ".join(
+    f"encoder.layers.0.{name}"
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
+)
+_PIXTRAL = "patch_conv " + " ".join(
+    f"transformer.layers.0.{name}_proj"
+    for name in ("attention.q", "attention.k", "attention.v", "attention.o",
+                 "feed_forward.gate", "feed_forward.up", "feed_forward.down")
+)  # fmt: skip
+_JOINED = "multi_modal_projector.linear_1 multi_modal_projector.linear_2"
+_GEMMA4 = "patch_embedder.input_proj " + " ".join(
+    f"encoder.layers.0.{name}_proj.linear"
+    for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+)
+# Pattern of the names of a family's models -> the modules of its tower and projector that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
-    "qwen2-vl": (*_OLDER, f"{_BLOCK}mlp.fc1", f"{_BLOCK}mlp.fc2"),
-    "qwen2.5-vl": (*_OLDER, *(f"{_BLOCK}mlp.{name}_proj" for name in ("gate", "up", "down"))),
-    "qwen3-vl": (*_NEWER, "deepstack_merger_list.0.linear_fc1", "deepstack_merger_list.0.linear_fc2"),
-    "qwen3.5": _NEWER,
+    "qwen2-vl": _named("visual", f"{_OLDER} blocks.0.mlp.fc1 blocks.0.mlp.fc2"),
+    r"qwen2\.5-vl": _named("visual", f"{_OLDER} blocks.0.mlp.gate_proj blocks.0.mlp.up_proj blocks.0.mlp.down_proj"),
+    "qwen3-vl": _named("visual", f"{_NEWER} deepstack_merger_list.0.linear_fc1 deepstack_merger_list.0.linear_fc2"),
+    r"qwen3\.5": _named("visual", _NEWER),
+    "gemma-3-": _named("vision_tower", f"{_SIGLIP} head.attention.out_proj head.mlp.fc1 head.mlp.fc2"),
+    "gemma-4-(?!12b)": _named("vision_tower", _GEMMA4, "embed_vision.embedding_projection"),
+    r"llava-v?1\.5": _named("vision_tower", _SIGLIP, _JOINED),
+    "smolvlm": _named("vision_model", _SIGLIP, "connector.modality_projection.proj"),
+    "pixtral": _named("vision_tower", _PIXTRAL, _JOINED),
+    r"mistral-small-(3\.[12]|4)|magistral-small-2509|ministral-3-|mistral-medium-3\.5": _named(
+        "vision_tower", _PIXTRAL, f"{_JOINED} multi_modal_projector.patch_merger.merging_layer"
+    ),
 }
 
 
 def _in_tower(targets: str | Sequence[str], modules: Sequence[str]) -> str | None:
     """Return a module of the tower that PEFT adapts with these targets; None for none."""
-    names = [f"model.visual.{module}" for module in modules]
+    names = [f"model.{module}" for module in modules]
     if targets == "all-linear":
         return names[0]
     for target in targets:
-        if "visual" in target:  # some blocks only
-            return "model.visual"
+        if group := next((one for one in (name.split(".")[1] for name in names) if one in target), None):
+            return f"model.{group}"  # some of its layers only
         if found := next((name for name in names if _adapts(target, name)), None):
             return found
     return None
