@@ -2,17 +2,17 @@
 
     python benchmarks/growth.py [--counts 1000 10000 100000] [--rounds 3]
     python benchmarks/growth.py --models 2x256 4x256 8x256 4x512 4x1024 [--rounds 3]
-    python benchmarks/growth.py --tokenising [--counts 10000] [--rounds 3]
+    python benchmarks/growth.py --tokenizing [--counts 10000] [--rounds 3]
 
 Data: start, second start, time of a token in the steps, and memory. Models: what a token needs by arithmetic beside
 what it takes. Everything is measured in fresh processes on one thread; after the first starts the rounds go through all
-sizes in turn, and medians are shown. Tokenising: instructions, dialogues and pairs from the file to the audited cache,
+sizes in turn, and medians are shown. Tokenizing: instructions, dialogues and pairs from the file to the audited cache,
 beside the fast tokenizer alone over the same laid-out texts, in the same batches and each text of a batch once: nobody
 can start faster the first time. In turn, processor time on one thread and wall clock on all cores; the ratio is that of
 the fastest rounds, which other programs stretched least. All other times are processor time without the imports, so
 that other programs on the machine stretch them little. What a start does however many examples there are: plan, load
 the model, and hold the fast paths against the plain model on real micro-batches. Memory is the peak above what stood
-there after the imports, and what of that are pages of the tokenised files, which the system takes back when it needs
+there after the imports, and what of that are pages of the tokenized files, which the system takes back when it needs
 them.
 """
 
@@ -42,7 +42,7 @@ SAMPLES = {
     "dialogues": "sharegpt_multiturn_200.json",
     "pairs": "dpo_en_demo.json",
 }
-# What is tokenised: template, kind and max_length.
+# What is tokenized: template, kind and max_length.
 LAID_OUT = {
     "instructions": ("alpaca", "answers", 512),
     "dialogues": ("vicuna", "answers", 2048),
@@ -115,7 +115,7 @@ def resident(name: str) -> float:
     return int(re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
-def tokenise(folder: Path) -> dict[str, float]:
+def tokenize(folder: Path) -> dict[str, float]:
     """Seconds from the file to the audited cache."""
     from transformers import PreTrainedTokenizerFast
 
@@ -145,7 +145,7 @@ def tokenise(folder: Path) -> dict[str, float]:
 
 
 def tokenizer_alone(folder: Path) -> dict[str, float]:
-    """Seconds of the fast tokenizer over the texts that `tokenise` hands it, without the few that it sees again."""
+    """Seconds of the fast tokenizer over the texts that `tokenize` hands it, without the few that it sees again."""
     from transformers import PreTrainedTokenizerFast
 
     from surefoot.data.tokenize.segments import TextEncoder
@@ -161,7 +161,7 @@ def tokenizer_alone(folder: Path) -> dict[str, float]:
         return encode(self, pieces)
 
     TextEncoder.encode = noted
-    tokenise(folder)
+    tokenize(folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder.parent / "base").backend_tokenizer
     with timed() as seconds:
         for literal, texts in batches:
@@ -179,7 +179,7 @@ def timed() -> Iterator[dict[str, float]]:
     seconds |= {"processor": time.process_time() - processor, "wall": time.perf_counter() - wall}
 
 
-CHILDREN = {"run": measure, "tokenise": tokenise, "alone": tokenizer_alone}
+CHILDREN = {"run": measure, "tokenize": tokenize, "alone": tokenizer_alone}
 
 
 def child(what: str, folder: Path, *, threads: int = 1) -> dict[str, float]:
@@ -203,13 +203,13 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", nargs="+", metavar="LAYERSxWIDTH", help="Grow the model in place of the data.")
-    parser.add_argument("--tokenising", action="store_true", help="Beside the fast tokenizer alone; uses --counts.")
+    parser.add_argument("--tokenizing", action="store_true", help="Beside the fast tokenizer alone; uses --counts.")
     asked = parser.parse_args()
     if not asked.data.is_file():
         sys.exit(f"{asked.data}: no such file; name an alpaca .json with --data")
     records = json.loads(asked.data.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as temporary:
-        if asked.tokenising:
+        if asked.tokenizing:
             beside_tokenizer(Path(temporary), asked.data.parent, asked.counts, asked.rounds)
         elif asked.models:
             grow_model(Path(temporary), records, asked.models, asked.rounds)
@@ -251,7 +251,7 @@ def beside_tokenizer(folder: Path, data: Path, counts: list[int], rounds: int) -
             world = folder / name
             world.mkdir(exist_ok=True)
             write_records(world / "data.jsonl", count, records[name])
-            turns = [(what, threads) for threads in (1, cores) for what in ("tokenise", "alone")]
+            turns = [(what, threads) for threads in (1, cores) for what in ("tokenize", "alone")]
             seen = [[child(what, world, threads=threads) for what, threads in turns] for _ in range(rounds)]
             here, alone = (min(turn[place]["processor"] for turn in seen) for place in (0, 1))
             quick, bare = (min(turn[place]["wall"] for turn in seen) for place in (2, 3))

@@ -242,15 +242,15 @@ def trl(folder: Path, asked: dict[str, Any]) -> Result:
 
 
 def llamafactory(folder: Path, asked: dict[str, Any]) -> Result:
-    """LLaMA-Factory, given the tokenised examples; the type of the weights is its own choice."""
+    """LLaMA-Factory, given the tokenized examples; the type of the weights is its own choice."""
     from datasets import Dataset, DatasetDict
 
     from llamafactory.train.tuner import run_exp  # isort: skip
 
     clock = Clock(asked)
     examples = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in _rows(folder, asked)]
-    tokenised = folder / f"tokenised-{os.getpid()}"
-    DatasetDict({"train": Dataset.from_list(examples)}).save_to_disk(str(tokenised))
+    tokenized = folder / f"tokenized-{os.getpid()}"
+    DatasetDict({"train": Dataset.from_list(examples)}).save_to_disk(str(tokenized))
     adapter = folder / "adapter"
     run_exp(
         {
@@ -258,8 +258,8 @@ def llamafactory(folder: Path, asked: dict[str, Any]) -> Result:
             "stage": "sft",
             "do_train": True,
             "model_name_or_path": str(folder / "base"),
-            "dataset": "alpaca_en_demo",  # it asks for a name; what is tokenised already is what it reads
-            "tokenized_path": str(tokenised),
+            "dataset": "alpaca_en_demo",  # it asks for a name; what is tokenized already is what it reads
+            "tokenized_path": str(tokenized),
             "template": "empty",
             "finetuning_type": "lora" if adapter.is_dir() else "full",
             **({"adapter_name_or_path": str(adapter)} if adapter.is_dir() else {}),

@@ -1,9 +1,9 @@
-"""From a JSON list of instructions to tokenised examples on the disk, beside `datasets.map`: rows a second, and memory.
+"""From a JSON list of instructions to tokenized examples on the disk, beside `datasets.map`: rows a second, and memory.
 
     python benchmarks/preparing.py [--counts 20000 200000 1000000] [--peer ENV/bin/python]
 
 --peer: a Python with `datasets` and `transformers`; without it surefoot alone is measured. Each side reads the same
-file in a fresh process with a cache of its own and tokenises prompt and answer of each record once, in batches; the
+file in a fresh process with a cache of its own and tokenizes prompt and answer of each record once, in batches; the
 peer in one process. surefoot also hashes, audits and proves what it wrote. Seconds are of the clock and of the
 processor, all threads together. The peak is that of the process, mapped files included; what stood there after the
 imports is shown beside it.
@@ -60,7 +60,7 @@ def peer(file: Path, base: Path, cache: Path) -> dict[str, float]:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(base)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
 
-    def tokenised(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    def tokenized(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         fields = zip(batch["instruction"], batch["input"], strict=True)
         prompts = [PROMPT.format(instruction=instruction, input=given) for instruction, given in fields]
         asked, answered = (
@@ -75,7 +75,7 @@ def peer(file: Path, base: Path, cache: Path) -> dict[str, float]:
 
     with measured() as found:
         data: Any = load_dataset("json", data_files=str(file), split="train", cache_dir=str(cache))
-        data = data.map(tokenised, batched=True, remove_columns=data.column_names)
+        data = data.map(tokenized, batched=True, remove_columns=data.column_names)
     return {**found, "rows": float(len(data))}
 
 

@@ -49,7 +49,7 @@ settings.load_profile("surefoot")
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_this_session(tmp_path_factory):
-    """Tokenised data goes to a folder of this session, also from child processes."""
+    """Tokenized data goes to a folder of this session, also from child processes."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 

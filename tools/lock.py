@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def pinned(text: str) -> dict[str, str]:
-    """Version by name (normalised) of each `name==version` that begins a line of constraints or of a lock."""
+    """Version by name (normalized) of each `name==version` that begins a line of constraints or of a lock."""
     return {canonicalize_name(found["name"]): found["version"] for found in PIN.finditer(text)}
 
 
@@ -67,7 +67,7 @@ def asked(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
 
 
 def needed(requirements: Iterable[str]) -> set[str]:
-    """Normalised names of all that these require here, themselves included. Raises PackageNotFoundError where one of
+    """Normalized names of all that these require here, themselves included. Raises PackageNotFoundError where one of
     them is not installed."""
     todo = [(Requirement(line), frozenset[str]()) for line in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()

@@ -52,7 +52,7 @@ def logits(model):
 
 
 def layouts_of(folder):
-    """What the source of a conversion was recognised as."""
+    """What the source of a conversion was recognized as."""
     return json.loads((folder / "convert.json").read_text())["layouts"]
 
 

@@ -33,7 +33,7 @@ RATES = {name: method.first_rate for name, method in METHODS.items() if method.f
 ALPACA = {"instruction": "Name a bird.", "input": "", "output": "Heron"}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 SHAREGPT = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
-FILES: dict[str, tuple[str, str]] = {  # name -> content, the layout that is recognised
+FILES: dict[str, tuple[str, str]] = {  # name -> content, the layout that is recognized
     "alpaca.json": (json.dumps([ALPACA] * 250), "250 records, alpaca"),
     "few.jsonl": (json.dumps(ALPACA), "1 records, alpaca"),
     "chat.jsonl": (json.dumps(MESSAGES), "1 records, messages"),

@@ -175,7 +175,7 @@ def test_what_is_wrong_with_a_value_is_shown_at_the_word(written, tmp_path):
     assert lines_giving(result.stderr, f"{path}:1:1:", "model_name_or_path:", "[SF-FILE-MISSING]")
 
 
-def test_train_recognises_the_file(server, written, tmp_path):
+def test_train_recognizes_the_file(server, written, tmp_path):
     path, log, output = written(), tmp_path / "log.txt", tmp_path / "out"
     assert server.run(["train", str(path)], log, None) == 0, log.read_text()
     said = log.read_text()

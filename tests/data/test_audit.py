@@ -24,7 +24,7 @@ from surefoot.data.tokenize.dataset import (
     STOP_LOST,
     TRUNCATED,
     SourceFacts,
-    TokenisedDataset,
+    TokenizedDataset,
     of_files,
 )
 from surefoot.data.tokenize.segments import Template, TextEncoder
@@ -49,7 +49,7 @@ def ids(llama3_pad) -> dict[str, int]:
     return {name: llama3_pad.convert_tokens_to_ids(text) for name, text in names.items()}
 
 
-def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost: int = 0) -> TokenisedDataset:
+def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost: int = 0) -> TokenizedDataset:
     """Each example: its ids, and a mask such as "..##". lost: whole answers, of the last one."""
     lengths = [len(numbers) for numbers, _ in examples]
     rows = [(place + 1, 10 * (place + 1), flag, 0) for place, flag in enumerate(flags or (0,) * len(examples))]
@@ -64,14 +64,14 @@ def dataset(*examples: tuple[list[int], str], flags: tuple[int, ...] = (), lost:
     return of_files([file])
 
 
-def audited(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> Audit:
+def audited(data: TokenizedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> Audit:
     asked = {"bos_id": ids["bos"], "pad_id": ids["pad"], "train_on": "responses"}
     template = {name: how.pop(name) for name in ("learns_behind_stop", "last_stops", "stop_ids") if name in how}
     template = Template("t", "", segments=tuple, jinja=str, **{"stop_ids": (ids["eos"], ids["eot"])} | template)
     return audit_dataset(data, how.pop("source", SOURCE), encoder, template, **asked | how)
 
 
-def fault_of(data: TokenisedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> tuple[str, str, bool]:
+def fault_of(data: TokenizedDataset, encoder: TextEncoder, ids: dict[str, int], **how) -> tuple[str, str, bool]:
     """Code and place, and whether the message names the row of that line."""
     with pytest.raises(InputError) as caught:
         audited(data, encoder, ids, **how)
@@ -218,8 +218,8 @@ def copies(*parts, kind="answers"):
 
 def test_copies_and_overlap_are_counted(encoder, ids):
     one, other = (numbers("bos 5 eot", ids), ".##"), (numbers("bos 6 eot", ids), ".##")
-    relabelled = (one[0], "..#")
-    train, later = dataset(one, other, one, one), dataset(one, relabelled, other)
+    relabeled = (one[0], "..#")
+    train, later = dataset(one, other, one, one), dataset(one, relabeled, other)
     assert copies(train, later) == [[2, 3], [0, 2]]
     audit = audited(later, encoder, ids, duplicates=np.array([0, 2]), overlap=np.array([1]))
     assert (audit.overlap, audit.duplicates) == (1, 2)

@@ -62,7 +62,7 @@ def check_pairs(data):
             assert one.supervised[len(first) :].all()
 
 
-def test_a_pair_is_two_neighbours_with_one_prompt(run):
+def test_a_pair_is_two_neighbors_with_one_prompt(run):
     prepared = run([pair(n) for n in range(10)], "pairs")
     assert prepared.rows_per_item == 2
     assert (len(prepared.train), prepared.mixture.epoch_size) == (20, 10)

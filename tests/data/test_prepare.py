@@ -22,8 +22,8 @@ from surefoot.data.formats import reader as reading
 from surefoot.data.prepare import PreparedData
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import encode
-from surefoot.data.tokenize import tokenize_file as tokenise
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize import tokenize_file as tokenize
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.segments import TextEncoder, prompt_ids
 from surefoot.system.errors import EnvironmentFault, InputError
 
@@ -68,8 +68,8 @@ def run(llama3, tmp_path):
 
 
 @pytest.fixture
-def tokenised(monkeypatch) -> list[int]:
-    """How many conversations were tokenised, call by call."""
+def tokenized(monkeypatch) -> list[int]:
+    """How many conversations were tokenized, call by call."""
     seen: list[int] = []
     honest = encode.encode
 
@@ -77,7 +77,7 @@ def tokenised(monkeypatch) -> list[int]:
         seen.append(len(conversations))
         return honest(conversations, *arguments, **how)
 
-    monkeypatch.setattr(tokenise, "encode", counted)
+    monkeypatch.setattr(tokenize, "encode", counted)
     return seen
 
 
@@ -115,12 +115,12 @@ def test_nothing_is_held_out_unless_asked(run, file):
     assert data.audit.answers == data.audit.ended == 20
 
 
-def test_the_second_start_tokenises_nothing(run, file, tokenised, monkeypatch):
+def test_the_second_start_tokenizes_nothing(run, file, tokenized, monkeypatch):
     first = run(file)
     monkeypatch.setattr(reading, "read_rows", None)  # the rows are not even parsed again
     monkeypatch.setattr(TextEncoder, "encode", None)
     second = run(file)
-    assert tokenised == [20]
+    assert tokenized == [20]
     assert same(first.train, second.train)
     assert first.audit == second.audit
 
@@ -136,13 +136,13 @@ def test_the_second_start_tokenises_nothing(run, file, tokenised, monkeypatch):
         {"layout": "alpaca"},
     ],
 )
-def test_another_method_is_another_cache(run, file, tokenised, change):
+def test_another_method_is_another_cache(run, file, tokenized, change):
     run(file)
     run(file, **change)
-    assert len(tokenised) == 2
+    assert len(tokenized) == 2
 
 
-def test_another_content_tokenizer_or_chat_template_is_another_cache(run, file, tokenised, llama3_pad, llama3):
+def test_another_content_tokenizer_or_chat_template_is_another_cache(run, file, tokenized, llama3_pad, llama3):
     run(file)
     run(file, tokenizer=llama3_pad, stop_ids=(llama3_pad.eos_token_id,), pad_id=llama3_pad.eos_token_id)
     original = llama3.chat_template
@@ -153,25 +153,25 @@ def test_another_content_tokenizer_or_chat_template_is_another_cache(run, file, 
         llama3.chat_template = original
     write(file, records(19))
     run(file)
-    assert tokenised == [20, 20, 20, 19]
+    assert tokenized == [20, 20, 20, 19]
 
 
-def test_the_same_content_elsewhere_is_the_same_cache(run, file, tokenised):
+def test_the_same_content_elsewhere_is_the_same_cache(run, file, tokenized):
     run(file)
     copy = file.with_name("copy.jsonl")
     copy.write_bytes(file.read_bytes())
     assert run(copy).audit.source.file == str(copy)
-    assert tokenised == [20]
+    assert tokenized == [20]
 
 
-def test_a_damaged_cache_is_made_again(run, file, tokenised, tmp_path):
+def test_a_damaged_cache_is_made_again(run, file, tokenized, tmp_path):
     run(file)
     (path,) = (tmp_path / "cache").rglob("ids.npy")
     intact = path.read_bytes()
     path.write_bytes(intact[:-3] + bytes([intact[-3] ^ 4]) + intact[-2:])
     run(file)
     assert path.read_bytes() == intact
-    assert tokenised == [20, 20]
+    assert tokenized == [20, 20]
 
 
 @pytest.mark.parametrize(("asked", "count"), [(5, 5), (0.25, 5)])
@@ -310,11 +310,11 @@ def test_sources_lie_one_after_the_other_and_keep_their_names(run, file, dialogu
     assert whole.source.file == f"{file}, {dialogues}"
 
 
-def test_a_second_source_is_no_reason_to_tokenise_the_first_again(run, file, dialogues, tokenised):
+def test_a_second_source_is_no_reason_to_tokenize_the_first_again(run, file, dialogues, tokenized):
     run(file)
     run([file, dialogues])
     run([dialogues, file])
-    assert tokenised == [20, 6]
+    assert tokenized == [20, 6]
 
 
 def test_weights_and_epochs_reach_the_mixture(run, file, dialogues):
@@ -365,7 +365,7 @@ def test_a_text_in_several_examples_is_held_out_whole(run, texts, seed):
 
 
 def test_twin_a_split_of_examples_tears_texts_apart(run, texts, monkeypatch):
-    monkeypatch.setattr(TokenisedDataset, "records", lambda dataset: np.arange(len(dataset)))
+    monkeypatch.setattr(TokenizedDataset, "records", lambda dataset: np.arange(len(dataset)))
     train, held_out = halves_of_texts(run, texts, 0)
     assert train & held_out
 
@@ -402,7 +402,7 @@ def test_texts_and_dialogues_may_be_mixed(run, file, tmp_path):
     assert data.audit.stops == ("<|end_of_text|>", "<|eot_id|>")
 
 
-def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues, tokenised):
+def test_all_sources_take_the_template_that_dialogues_need(run, file, dialogues, tokenized):
     """alpaca was planned because the tokenizer brings no template; it cannot hold a dialogue."""
     other = {"template": "alpaca", "template_fallbacks": ("vicuna",)}
     assert run(file, **other).template.name == "alpaca"
@@ -454,7 +454,7 @@ def test_placeholders_are_told(run, tmp_path):
     assert run(file, max_samples=2).audit.source.placeholders == ()
 
 
-def test_a_function_of_the_user_reads_records_and_its_results_are_cached(run, tmp_path, tokenised):
+def test_a_function_of_the_user_reads_records_and_its_results_are_cached(run, tmp_path, tokenized):
     file = write(tmp_path / "d.jsonl", [{"q": "Add 1 and 1!", "a": "It is 2."}])
 
     def read_record(record):
@@ -469,7 +469,7 @@ def test_a_function_of_the_user_reads_records_and_its_results_are_cached(run, tm
     assert other.audit.source.content == data.audit.source.content
     changed = run(file, layout="custom", read_record=lambda record: [*read_record(record), *read_record(record)])
     assert changed.audit.source.content != data.audit.source.content
-    assert tokenised == [1, 1, 1]
+    assert tokenized == [1, 1, 1]
     with raises_fault("SF-OWN-FUNCTION", "data.format"):
         run(file, layout="custom")
 
@@ -522,7 +522,7 @@ def test_files_that_max_samples_leaves_out_are_named(run, tmp_path):
     assert told(15) == [["f.jsonl"]]
     assert told(16) == []  # twin: all are read, the last in part
     assert told(18) == []
-    assert "b.jsonl" in told(3)[0], "nor is it kept with the tokenised file"
+    assert "b.jsonl" in told(3)[0], "nor is it kept with the tokenized file"
 
 
 def test_twin_that_forgets_what_other_sources_hold(run, file, tmp_path, monkeypatch):
@@ -568,7 +568,7 @@ def collector(monkeypatch) -> list[bool]:
         seen.append(gc.isenabled())
         return real(*args, **how)
 
-    monkeypatch.setattr(tokenise, "encode", watched)
+    monkeypatch.setattr(tokenize, "encode", watched)
     return seen
 
 
@@ -592,7 +592,7 @@ def test_who_had_the_collector_off_keeps_it_off_and_a_fault_turns_it_on_again(ru
 
 
 def test_twin_with_the_collector_it_would_look(run, file, collector, monkeypatch):
-    monkeypatch.setattr(tokenise, "_gc_disabled", nullcontext)
+    monkeypatch.setattr(tokenize, "_gc_disabled", nullcontext)
     run(file)
     assert collector == [True]
 

@@ -10,9 +10,9 @@ PAGE = ROOT / "docs" / "convert.md"
 
 
 def test_the_layouts_are_those_of_the_code():
-    rows = table(PAGE, "layout", "recognised by", "`--to`", "rules to convert from it")
+    rows = table(PAGE, "layout", "recognized by", "`--to`", "rules to convert from it")
     assert [tuple(row) for row in rows] == [
-        (f"`{layout.name}`", layout.recognised_by, "yes" if layout.to else "", ", ".join(layout.rules))
+        (f"`{layout.name}`", layout.recognized_by, "yes" if layout.to else "", ", ".join(layout.rules))
         for layout in LAYOUTS
     ]
     assert {rule for layout in LAYOUTS for rule in layout.rules} <= KINDS.keys()

@@ -47,7 +47,7 @@ def reference(config: Path, models: Path) -> dict[str, Any]:
         words["warmup_steps"] = words.pop("warmup_ratio")
     with tempfile.TemporaryDirectory() as output, unrounded_losses() as micro_losses:
         words["output_dir"] = output
-        examples = tokenised(dict(words))
+        examples = tokenized(dict(words))
         run_exp(dict(words))
         history = json.loads((Path(output) / "trainer_state.json").read_text())["log_history"]
     steps = [row for row in history if "loss" in row]
@@ -82,7 +82,7 @@ def unrounded_losses() -> Iterator[list[float]]:
         transformers.Trainer.training_step = step
 
 
-def tokenised(words: dict[str, Any]) -> list[dict[str, list[int]]]:
+def tokenized(words: dict[str, Any]) -> list[dict[str, list[int]]]:
     model_args, data_args, training_args, _, _ = get_train_args(words)
     module = load_tokenizer(model_args)
     template = get_template_and_fix_tokenizer(module["tokenizer"], data_args)

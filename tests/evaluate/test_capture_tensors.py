@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.evaluate import capture_tensors as statistics
-from surefoot.evaluate.capture_tensors import first_mass, relative_difference, split_first, summarise
+from surefoot.evaluate.capture_tensors import first_mass, relative_difference, split_first, summarize
 
 EXACT = 1e-12  # relative; both sides add in float64
 
@@ -19,7 +19,7 @@ def test_a_summary_is_numpys(monkeypatch, piece):
     monkeypatch.setattr(statistics, "_PIECE", piece)
     tensor = torch.randn(13, 9) * 3 + 100  # a mean far from zero, where sums of squares alone would lose the spread
     tensor[2, :4] = 0.0
-    found, values = summarise(tensor), tensor.double().numpy()
+    found, values = summarize(tensor), tensor.double().numpy()
     assert found.count == 117
     assert found.mean == pytest.approx(values.mean(), rel=EXACT)
     assert found.std == pytest.approx(values.std(), rel=EXACT)
@@ -30,9 +30,9 @@ def test_a_summary_is_numpys(monkeypatch, piece):
 
 
 def test_what_is_not_finite_is_counted_and_left_out():
-    found = summarise(torch.tensor([1.0, math.nan, -3.0, math.inf]))
+    found = summarize(torch.tensor([1.0, math.nan, -3.0, math.inf]))
     assert (found.non_finite, found.mean, found.abs_max) == (2, -1.0, 3.0)
-    assert summarise(torch.tensor([math.nan])).rms == 0.0
+    assert summarize(torch.tensor([math.nan])).rms == 0.0
 
 
 def test_the_first_position_stands_apart():

@@ -136,7 +136,7 @@ def test_a_kill_while_a_thread_finishes_a_checkpoint(server, world, uninterrupte
 
 @pytest.fixture(scope="module")
 def again(server, world, uninterrupted):
-    """The run of "lora", "fp32" once more, data already tokenised, and how many writes the whole command makes."""
+    """The run of "lora", "fp32" once more, data already tokenized, and how many writes the whole command makes."""
     uninterrupted("lora", "fp32")
     output = world[0] / "again"
     log = output.with_suffix(".txt")

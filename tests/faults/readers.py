@@ -19,7 +19,7 @@ from surefoot.config.load import check_config, load_config
 from surefoot.data.chat import render as chat_jinja
 from surefoot.data.chat.render import TemplateFault
 from surefoot.data.formats import Turn
-from surefoot.data.formats.registry import LAYOUTS, recognise
+from surefoot.data.formats.registry import LAYOUTS, recognize
 from surefoot.data.sources.hub_files import choose_files
 from surefoot.data.sources.records import Source, parse_bytes, parse_rows
 from surefoot.data.tokenize.cache import open_cache
@@ -59,7 +59,7 @@ def data_file(given: tuple[str, bytes]) -> None:
     name, content = given
     kind = f".{name.removesuffix('.gz').rpartition('.')[2]}"
     rows = parse_rows(Source(name, kind, "", lambda: parse_bytes(name, kind, content)))
-    convert(rows, recognise(rows[0], name, among=tuple(LAYOUTS))[0], name)
+    convert(rows, recognize(rows[0], name, among=tuple(LAYOUTS))[0], name)
 
 
 def data_card(given: tuple[str, str]) -> None:

@@ -143,16 +143,16 @@ def _products_of(lengths):
     return products.seen
 
 
-NEIGHBOURS = (70, 75, 81, 90, 96)  # two and a bit to three times 32 tokens
+NEIGHBORS = (70, 75, 81, 90, 96)  # two and a bit to three times 32 tokens
 
 
 def test_lengths_that_are_alike_share_their_products():
-    assert _products_of(NEIGHBOURS) == _products_of((96,))
+    assert _products_of(NEIGHBORS) == _products_of((96,))
 
 
 def test_twin_each_length_for_itself_has_products_of_its_own(monkeypatch):
     monkeypatch.setattr(documents, "round_up_tokens", lambda tokens, dtype, device: tokens)
-    assert len(_products_of(NEIGHBOURS)) == len(NEIGHBOURS) * len(_products_of((96,)))
+    assert len(_products_of(NEIGHBORS)) == len(NEIGHBORS) * len(_products_of((96,)))
 
 
 def test_nothing_as_large_as_tokens_times_tokens_is_kept():

@@ -280,7 +280,7 @@ def test_the_card_scores_as_we_do(workplace, runs, monkeypatch, capsys):
         text = (run / "README.md").read_text()
         code = text.partition("```python\n")[2].partition("```")[0]
         assert code
-        assert "reward modelling" in text
+        assert "reward modeling" in text
         monkeypatch.chdir(run)
         exec(code.replace("'llama'", repr(str(workplace / "llama"))), {})
         printed = float(capsys.readouterr().out.splitlines()[-1])

@@ -158,7 +158,7 @@ def test_dora_refuses_rows_of_norm_zero(folder, monkeypatch):
     assert add_adapter(model, plan, seed=1, base="base")(input_ids=IDS).logits.isnan().any()
 
 
-def test_a_target_that_the_model_lacks_is_named_with_its_neighbour(folder):
+def test_a_target_that_the_model_lacks_is_named_with_its_neighbor(folder):
     plan = adapter_plan(("model.layers.0.self_attn.q_prj", "model.norm"))
     place, near = ("SF-ADAPTER-TARGETS", "adapter.targets"), "model.layers.0.self_attn.q_proj"
     other = (*place, "model.norm", "LlamaRMSNorm")

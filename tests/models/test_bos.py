@@ -442,7 +442,7 @@ class TestMeasured:
         with scaled(llama), raises_fault("SF-PLAN-BROKEN", "plan: bos.scale"):
             verify_bos_scaling(llama, batch(), 0.1)
 
-    def test_a_model_that_normalises_its_embeddings(self, llama):
+    def test_a_model_that_normalizes_its_embeddings(self, llama):
         """There a factor changes nothing, which nobody would notice."""
         norm = nn.LayerNorm(32)
         llama.get_decoder().layers[0].register_forward_pre_hook(lambda layer, args: (norm(args[0]), *args[1:]))

@@ -144,7 +144,7 @@ CARD = "---\nlicense: mit\n{}\ntags:\n- x\n---\n# A model\nbase_model: elsewhere
         ("int4", []),
     ],
 )
-def test_weights_that_are_stored_quantised_are_no_fault_of_the_config(model, stored, values):
+def test_weights_that_are_stored_quantized_are_no_fault_of_the_config(model, stored, values):
     read_config(model)
     set_config(model, quantization_config=stored)
     with raises_fault("SF-MODEL-QUANTISED", f"{model}/config.json", *values) as caught:

@@ -47,7 +47,7 @@ def codes_of(linear):
 
 
 def whole(linear, x):
-    """x times the dequantised weight, in float64."""
+    """x times the dequantized weight, in float64."""
     codes, scale = codes_of(linear)
     return x.double() @ (codes * scale[:, None] / 127).T + linear.bias.detach().double()
 
@@ -78,7 +78,7 @@ def error(found, wanted):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_product_is_that_of_the_dequantised_weight_in_training_and_evaluation(linear, tokens, training):
+def test_the_product_is_that_of_the_dequantized_weight_in_training_and_evaluation(linear, tokens, training):
     layer = Int8Linear(copy.deepcopy(linear), CPU).train(training)
     assert error(layer(tokens), whole(linear, tokens)) < FP32
     assert error(linear(tokens), whole(linear, tokens)) > ROUNDED  # twin: the weights as they were
@@ -105,7 +105,7 @@ def test_a_token_has_the_same_numbers_beside_any_others(linear, tokens):
     assert error(own(tokens)[:11], own(tokens[:11]).detach().double()) > FP32
 
 
-def test_the_gradient_is_that_of_the_dequantised_weight(linear, tokens):
+def test_the_gradient_is_that_of_the_dequantized_weight(linear, tokens):
     found, wanted = tokens.clone().requires_grad_(), tokens.double().requires_grad_()
     Int8Linear(copy.deepcopy(linear), CPU)(found).square().sum().backward()
     whole(linear, wanted).square().sum().backward()
@@ -115,7 +115,7 @@ def test_the_gradient_is_that_of_the_dequantised_weight(linear, tokens):
 def test_twin_another_scale_would_be_noticed(linear, tokens, monkeypatch):
     monkeypatch.setattr(int8, "_LARGEST", 128)
     with pytest.raises(AssertionError):
-        test_the_gradient_is_that_of_the_dequantised_weight(linear, tokens)
+        test_the_gradient_is_that_of_the_dequantized_weight(linear, tokens)
 
 
 def test_nothing_of_16_bits_or_more_is_kept_for_the_backward_pass(tokens):

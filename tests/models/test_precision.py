@@ -16,7 +16,7 @@ from helpers.plans import adapter_plan, linear_names, precision_plan, run_plan
 from surefoot.models import precision as module
 from surefoot.models.adapters import add_adapter
 from surefoot.models.load import load_model
-from surefoot.models.precision import CODES, TORCH_DTYPE, autocast, is_quantised, plain_weight, quantise, set_tf32
+from surefoot.models.precision import CODES, TORCH_DTYPE, autocast, is_quantized, plain_weight, quantize, set_tf32
 from surefoot.models.save import save_adapter
 from surefoot.models.verify import verify_model
 
@@ -41,7 +41,7 @@ def test_tf32_is_set_both_ways(allowed, name):
 
 
 CPU = torch.device("cpu")
-# Gradients of the adapters against a float64 model that holds the dequantised weights, relative to the largest.
+# Gradients of the adapters against a float64 model that holds the dequantized weights, relative to the largest.
 FP32_GRADIENTS = 2e-5
 # The same with bf16 products, which keep 8 bits: a few times 2**-8 through two layers.
 BF16_GRADIENTS = 0.06
@@ -59,7 +59,7 @@ def folder(tiny_model):
 
 def packed_base(folder, compute=torch.float32, to="nf4"):
     model = load_model(folder, dtype=compute, attention_implementation="sdpa", device=CPU)
-    quantise(model, to, compute=compute, device=CPU)
+    quantize(model, to, compute=compute, device=CPU)
     return model
 
 
@@ -79,7 +79,7 @@ def unpacked(model):
     copied = copy.deepcopy(model)
     copied.is_loaded_in_4bit = copied.is_loaded_in_8bit = False
     for name, layer in list(copied.named_modules()):
-        if is_quantised(layer):
+        if is_quantized(layer):
             plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
             plain.weight = nn.Parameter(plain_weight(layer).double(), requires_grad=False)
             copied.set_submodule(name, plain)
@@ -100,7 +100,7 @@ def error(found, wanted):
 
 
 def reference(folder, kind, compute, to="nf4"):
-    """float64, dequantised weights, the adapter of `adapted`."""
+    """float64, dequantized weights, the adapter of `adapted`."""
     plain = unpacked(packed_base(folder, compute, to))
     model = adapted(plain, kind)
     for parameter in model.parameters():
@@ -111,7 +111,7 @@ def reference(folder, kind, compute, to="nf4"):
 @both
 def test_the_decoders_linear_layers_are_packed_and_nothing_else(folder, to):
     model = packed_base(folder, to=to)
-    assert {name for name, module in model.named_modules() if is_quantised(module)} == set(linear_names(model))
+    assert {name for name, module in model.named_modules() if is_quantized(module)} == set(linear_names(model))
     assert {name for name, p in model.named_parameters() if p.dtype == CODES[to]} == {
         f"{name}.weight" for name in linear_names(model)
     }
@@ -156,7 +156,7 @@ def test_every_load_gives_the_same_bits(folder):
 
 @both
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_gradients_are_those_of_the_dequantised_model(folder, kind, to):
+def test_gradients_are_those_of_the_dequantized_model(folder, kind, to):
     wanted = gradients(reference(folder, kind, torch.float32, to))
     assert error(gradients(adapted(packed_base(folder, to=to), kind)), wanted) < FP32_GRADIENTS
 
@@ -170,14 +170,14 @@ def test_gradients_in_bf16(folder, kind, to):
 
 
 @pytest.mark.parametrize(("to", "least"), [("nf4", BF16_GRADIENTS), ("int8", 50 * FP32_GRADIENTS)])
-def test_twin_the_unquantised_model_has_other_gradients(folder, to, least):
+def test_twin_the_unquantized_model_has_other_gradients(folder, to, least):
     wanted = gradients(reference(folder, "lora", torch.float32, to))
     full = load_model(folder, dtype=torch.float32, attention_implementation="sdpa", device=CPU)
     assert error(gradients(adapted(full)), wanted) > least
 
 
 @both
-def test_dora_starts_at_the_norms_of_the_dequantised_rows(folder, to):
+def test_dora_starts_at_the_norms_of_the_dequantized_rows(folder, to):
     model = packed_base(folder, torch.bfloat16, to)
     norms = torch.linalg.norm(plain_weight(model.model.layers[0].self_attn.q_proj).float(), dim=1)
     found = add_adapter(model, adapter_plan(linear_names(model), "dora"), seed=1, base="base")
@@ -198,7 +198,7 @@ def test_training_after_an_evaluation_is_training_without_one(folder, compute, t
 def test_twin_with_the_repacking_it_is_not(folder):
     model = adapted(packed_base(folder, torch.bfloat16))
     for layer in model.modules():
-        if is_quantised(layer):
+        if is_quantized(layer):
             layer.support_avx512bf16_for_cpu = True
     wanted = gradients(adapted(packed_base(folder, torch.bfloat16)), torch.bfloat16)
     assert error(gradients(evaluated(model, torch.bfloat16).train(), torch.bfloat16), wanted) > BF16_GRADIENTS

@@ -1,4 +1,4 @@
-"""A value head on every family: the scores of transformers' own classes, whatever the padding and the neighbours."""
+"""A value head on every family: the scores of transformers' own classes, whatever the padding and the neighbors."""
 
 from __future__ import annotations
 

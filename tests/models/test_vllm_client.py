@@ -171,8 +171,8 @@ def test_the_policy_is_loaded_under_a_new_name_and_the_one_before_dropped(tmp_pa
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with serving(drew(None)) as stub:
         engine = client(stub)
-        engine.synchronise(tmp_path, "step-1")
-        engine.synchronise(tmp_path, "step-2")
+        engine.synchronize(tmp_path, "step-1")
+        engine.synchronize(tmp_path, "step-2")
         engine.answer([[5]], ASKED)
     paths = [(path, body.get("lora_name", body.get("model"))) for path, body in stub.asked[1:]]
     assert paths == [
@@ -189,7 +189,7 @@ def test_an_answer_that_another_adapter_drew_is_refused(tmp_path, name):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with serving(drew(name)) as stub:
         engine = client(stub)
-        engine.synchronise(tmp_path, "step-2")
+        engine.synchronize(tmp_path, "step-2")
         with raises_fault("SF-SERVER", f"{stub.address}{PATH}", name, "step-2"):
             engine.answer([[5]], ASKED)
 
@@ -211,7 +211,7 @@ class WithWeights:
 def test_all_weights_are_loaded_while_nothing_is_answered(tmp_path):
     with serving(WithWeights()) as stub:
         engine = client(stub)
-        engine.synchronise(tmp_path, "step-1")
+        engine.synchronize(tmp_path, "step-1")
         (found,) = engine.answer([[5]], ASKED)
         paths = [path for path, _ in stub.asked[1:]]
         reload = stub.asked[2][1]
@@ -230,7 +230,7 @@ def test_all_weights_are_loaded_while_nothing_is_answered(tmp_path):
 def test_an_answer_by_other_weights_is_refused(tmp_path):
     with serving(WithWeights(stays="step-1")) as stub:
         engine = client(stub)
-        engine.synchronise(tmp_path, "step-2")
+        engine.synchronize(tmp_path, "step-2")
         with raises_fault("SF-SERVER", f"{stub.address}{PATH}", "step-1", "step-2"):
             engine.answer([[5]], ASKED)
     spans = [{"version": "step-2", "start": 0, "end": 1}, {"version": "step-3", "start": 1, "end": 2}]
@@ -241,7 +241,7 @@ def test_an_answer_by_other_weights_is_refused(tmp_path):
 
 def test_a_server_that_remembers_prompts_under_the_old_weights_is_refused_and_goes_on(tmp_path):
     with serving(WithWeights(forgets=False)) as stub, raises_fault("SF-SERVER", f"{stub.address}/reset_prefix_cache"):
-        client(stub).synchronise(tmp_path, "step-1")
+        client(stub).synchronize(tmp_path, "step-1")
     assert stub.asked[-1][0] == "/resume"
 
 
@@ -250,7 +250,7 @@ def test_what_vllm_cannot_serve_is_refused_before_it_is_asked(tmp_path):
     with serving(lambda *_: (404, "not-found")) as stub:
         engine = client(stub)
         with raises_fault("SF-ADAPTER-DORA", f"{tmp_path}/adapter_config.json"):
-            engine.synchronise(tmp_path, "a")
+            engine.synchronize(tmp_path, "a")
         (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
         with raises_fault("SF-SERVER", f"{stub.address}/v1/load_lora_adapter", 404, "not-found"):
-            engine.synchronise(tmp_path, "a")
+            engine.synchronize(tmp_path, "a")

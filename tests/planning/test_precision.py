@@ -20,7 +20,7 @@ from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
 from helpers.plans import adapter_plan, attention_plan, precision_plan
 from surefoot.config.contradictions import contradictions
 from surefoot.families import find
-from surefoot.models.precision import is_quantised, quantise
+from surefoot.models.precision import is_quantized, quantize
 from surefoot.planning import memory
 from surefoot.planning import precision as module
 from surefoot.planning.measurements import Measurements
@@ -218,16 +218,16 @@ def frozen_bytes(folder, base):
 @pytest.mark.parametrize("base", ["nf4", "int8"])
 def test_a_packed_base_takes_what_bitsandbytes_holds(tmp_path, base):
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).to(torch.bfloat16)
-    quantise(model, base, compute=torch.bfloat16, device=torch.device("cpu"))
+    quantize(model, base, compute=torch.bfloat16, device=torch.device("cpu"))
     held = sum(parameter.nbytes for parameter in model.parameters())
-    for name in [name for name, layer in model.named_modules() if is_quantised(layer)]:
+    for name in [name for name, layer in model.named_modules() if is_quantized(layer)]:
         weight = model.get_submodule(name).weight
         if base == "nf4":
             held += weight.quant_state.absmax.nbytes + weight.quant_state.state2.absmax.nbytes
         else:
             held += weight.SCB.nbytes
-    dequantised = 128 * 352 * 2  # the largest matrix, for its product
-    assert frozen_bytes(tmp_path, base) == pytest.approx(held + dequantised, rel=TABLES)
+    dequantized = 128 * 352 * 2  # the largest matrix, for its product
+    assert frozen_bytes(tmp_path, base) == pytest.approx(held + dequantized, rel=TABLES)
     other, share = ("int8", 0.8) if base == "nf4" else ("bf16", 0.9)
     assert frozen_bytes(tmp_path, base) < share * frozen_bytes(tmp_path, other)  # twin: not the size of more bits
 

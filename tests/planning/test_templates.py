@@ -49,7 +49,7 @@ def test_what_is_recommended_everywhere_works_everywhere():
     assert [row.control for row in ROWS if row.name in named] == [()] * 3
 
 
-def test_a_misspelt_name_is_recognised(decide):
+def test_a_misspelt_name_is_recognized(decide):
     (near,), (unknown,) = (decide(name)[1].faults for name in ("chat-ml", "klingon"))
     assert {(fault.code, fault.where) for fault in (near, unknown)} == {("SF-DATA-TEMPLATE", "data.template")}
     assert gives(near.fix, "chatml")

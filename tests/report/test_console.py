@@ -160,7 +160,7 @@ def clock(start=datetime(2026, 11, 21, 8, 0, tzinfo=timezone(timedelta(hours=1))
 
 def test_run_log_has_everything_with_time_and_offset(tmp_path):
     log = tmp_path / "run.log"
-    console = Console(io.StringIO(), colour=True, now=clock())
+    console = Console(io.StringIO(), color=True, now=clock())
     console.say("before there was a folder", style="red")
     console.log_to(log)
     console.show(Text("a table", "bold"))
@@ -221,7 +221,7 @@ def hostile_table() -> Table:
 
 def test_a_table_holds_no_code_of_its_cells(tmp_path):
     screen = io.StringIO()
-    console = Console(screen, live=True, colour=True, width=40)
+    console = Console(screen, live=True, color=True, width=40)
     console.log_to(tmp_path / "run.log")
     console.show(hostile_table())
     for code in ("\x9b", "\x1b[2J", "\x1b]", "\x07"):
@@ -240,7 +240,7 @@ def test_twin_without_cleaning_the_table_sends_them(monkeypatch):
 
 def test_a_passing_line_is_shown_in_place_and_leaves_nothing(tmp_path):
     screen = io.StringIO()
-    console = Console(screen, live=True, colour=True, width=40)
+    console = Console(screen, live=True, color=True, width=40)
     console.log_to(tmp_path / "run.log")
     with console.passing() as show:
         show("looking at one")

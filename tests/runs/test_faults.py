@@ -33,7 +33,7 @@ def real_cpu_error():
     raise AssertionError("that much memory exists?")
 
 
-def test_torchs_cpu_allocator_is_recognised():
+def test_torchs_cpu_allocator_is_recognized():
     assert is_out_of_memory(real_cpu_error())
 
 

@@ -15,7 +15,7 @@ from surefoot.models.fast import last_block
 from surefoot.runs.output_folder import Mode
 
 PAIRS = [{"prompt": f"Say {n}.", "chosen": "sky " * n, "rejected": "sea"} for n in range(1, 9)]
-LABELLED = [{"prompt": f"Say {n}.", "completion": "sky " * n, "label": bool(n % 2)} for n in range(1, 9)]
+LABELED = [{"prompt": f"Say {n}.", "completion": "sky " * n, "label": bool(n % 2)} for n in range(1, 9)]
 SAME = 1e-4  # losses of four steps in fp32: rounding, which the optimizer carries on
 
 
@@ -23,7 +23,7 @@ SAME = 1e-4  # losses of four steps in fp32: rounding, which the optimizer carri
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
     rows = sky_rows(8)
-    for name, records in {"sft": rows, "dpo": PAIRS, "reward": PAIRS, "kto": LABELLED}.items():
+    for name, records in {"sft": rows, "dpo": PAIRS, "reward": PAIRS, "kto": LABELED}.items():
         (folder / f"{name}.json").write_text(json.dumps(records))
     tiny_llama(folder / "base")
     return folder

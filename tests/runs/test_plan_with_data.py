@@ -104,7 +104,7 @@ def test_the_share_of_padding():
     mixed = Examples([10, 20] * 50)
     (real, whole, _), (_, less, _) = (step_tokens(mixed, 1, 16, Layout(0, tokens=room)) for room in (10_000, 60))
     assert 1 - real / whole == pytest.approx(0.25, abs=0.05)  # all beside the longest: a quarter
-    assert less - real < (whole - real) / 2  # micro-batches of neighbours waste less
+    assert less - real < (whole - real) / 2  # micro-batches of neighbors waste less
 
 
 def test_pairs_are_two_rows_whose_beginning_counts_once():

@@ -10,7 +10,7 @@ from helpers.path_runs import ends, forget, losses, path_config, start
 from helpers.tiers import representatives
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.embeddings import embedding_noise
-from surefoot.models.precision import is_quantised
+from surefoot.models.precision import is_quantized
 from surefoot.runs import requirements as required
 from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import EnvironmentFault
@@ -140,11 +140,11 @@ def test_a_module_that_trains_in_full_is_not_packed(workplace, tmp_path):
 def test_what_trained_over_few_bits_is_opened_over_few_bits_or_says_why_not(workplace, tmp_path, monkeypatch, name):
     start(config(workplace, tmp_path / "run", **WAYS[f"{name}, lora"]))
     opened = open_for_use(str(tmp_path / "run"))
-    assert any(map(is_quantised, opened.model.modules()))
+    assert any(map(is_quantized, opened.model.modules()))
     assert opened.held.split()[0] == name
     obstacle = "bitsandbytes"
     monkeypatch.setattr("surefoot.methods.open_model.bitsandbytes_obstacle", lambda kind: obstacle)
     plain = open_for_use(str(tmp_path / "run"))
-    assert not any(map(is_quantised, plain.model.modules()))
+    assert not any(map(is_quantized, plain.model.modules()))
     assert plain.held.split()[0] == "fp32"
     assert all(gives(plain.described, one) for one in (name, obstacle))

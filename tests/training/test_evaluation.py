@@ -1,4 +1,4 @@
-"""Answers to tokenised examples: the right prompt, the right expectation, and a metric that counts what it says."""
+"""Answers to tokenized examples: the right prompt, the right expectation, and a metric that counts what it says."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_exact_match_by_hand():
 
 
 class Rows:
-    """As much of a TokenisedDataset as is asked for."""
+    """As much of a TokenizedDataset as is asked for."""
 
     sight = None
 

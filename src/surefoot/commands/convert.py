@@ -1,4 +1,4 @@
-"""`surefoot convert`: convert weights from any recognised layout to a normal folder, or to another layout.
+"""`surefoot convert`: convert weights from any recognized layout to a normal folder, or to another layout.
 
 The result is written completely or not at all. `convert.json` in its folder records the rules, the number of keys, and
 the SHA-256 of every file read and written.
@@ -21,8 +21,8 @@ from surefoot.commands.terminal import echo
 from surefoot.families.bos_zero import BOS_FILE
 from surefoot.families.files import read_json
 from surefoot.models.convert.layouts import ADAPTER_TARGETS, LAYOUTS, MODEL_TARGETS, TARGETS, adapter_rules_to, rules_to
-from surefoot.models.convert.recognise import VALUE_HEAD, Target, recognise
-from surefoot.models.convert.recognise_adapter import fit_to_base, halves, recognise_adapter
+from surefoot.models.convert.recognize import VALUE_HEAD, Target, recognize
+from surefoot.models.convert.recognize_adapter import fit_to_base, halves, recognize_adapter
 from surefoot.models.convert.rules import KINDS, Rule, apply
 from surefoot.models.convert.safetensors_file import lazy_tensors, write_file, write_model
 from surefoot.models.convert.source import VALUE_HEAD_FILE, Source, find_weights, open_source
@@ -40,7 +40,7 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     echo("layouts, with the rules that convert each to transformers' or PEFT's (*: can be written with --to)")
     for layout in LAYOUTS:
         rules = f"  [{', '.join(layout.rules)}]" if layout.rules else ""
-        echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.recognised_by.replace('`', '')}{rules}")
+        echo(f"  {'*' if layout.to else ' '} {layout.name:<15} {layout.recognized_by.replace('`', '')}{rules}")
     echo("rules and their inverses")
     for name, kind in KINDS.items():
         echo(f"    {name:<16} {kind.sentence}; undone by: {kind.inverse or 'nothing'}")
@@ -64,7 +64,7 @@ def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 def convert(source: Path, out: Path | None, to: str | None, base: Path | None, dry_run: bool, overwrite: bool) -> None:
     """Write the weights in SOURCE, a folder or a file, as a normal safetensors folder.
 
-    The layout is recognised by names and shapes; every value stays bit for bit. Pickled files and ZeRO checkpoints are
+    The layout is recognized by names and shapes; every value stays bit for bit. Pickled files and ZeRO checkpoints are
     opened in a child process that cannot run code from them. convert.json records what was done.
     """
     from surefoot.config.paths import nearest_path
@@ -143,7 +143,7 @@ def convert_weights(
     base: a folder for what the source lacks: config, tokenizer, an output head.
     overwrite: replace an earlier conversion in `out`.
 
-    Raises InputError if the source is not recognised, EnvironmentFault if the result cannot be written.
+    Raises InputError if the source is not recognized, EnvironmentFault if the result cannot be written.
     """
     if out is not None:
         if out.resolve() == source.resolve() or out.resolve() in source.resolve().parents:
@@ -207,7 +207,7 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
         raise layout_error(f"--to {to}", "is a layout of adapters", f"of a model: {', '.join(MODEL_TARGETS)}")
     config = _config_folder(opened.folder, source, base)
     target = Target(expected_tensors(model_config(config)), facts_of(config))
-    found = recognise(tensors, target, str(source))
+    found = recognize(tensors, target, str(source))
     result = Converted("model", list(found.layouts), list(found.rules), to, len(tensors), found.tensors, config=config)
     faults = found.faults
     if target.expected.keys() - found.tensors.keys() == {target.head} and not target.facts.tied:
@@ -257,7 +257,7 @@ def _adapter(tensors: Tensors, opened: Source, source: Path, to: str, base: Path
     if path is None:
         what = f"has no {ADAPTER_CONFIG}, and rank and alpha are not in the weights"
         raise layout_error(str(source), what, "put it into the same folder")
-    found = recognise_adapter(tensors, read_json(path), str(source))
+    found = recognize_adapter(tensors, read_json(path), str(source))
     target = _base_target(found.config, base)
     if target is not None and to not in ("fused", "split"):
         found = fit_to_base(found, target, str(path))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def data(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Show what CONFIG.yaml would train on: counts, what was cut or dropped, and samples with the learned part marked.
 
-    Needs the model's config.json and tokenizer files, but no weights and no GPU. The tokenised data stay in the cache,
+    Needs the model's config.json and tokenizer files, but no weights and no GPU. The tokenized data stay in the cache,
     where `surefoot train` finds them.
     """
     loaded = load_or_exit(config, overrides)

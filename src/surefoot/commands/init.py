@@ -81,7 +81,7 @@ EPOCH = "1 epoch"  # interval of evaluations and checkpoints if an epoch is shor
 
 @dataclass(frozen=True)
 class Records:
-    """What the data hold. stage: the one that learns from such data. seen: how each file's layout was recognised, one
+    """What the data hold. stage: the one that learns from such data. seen: how each file's layout was recognized, one
     sentence per file."""
 
     stage: str
@@ -95,7 +95,7 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     schema: path of the schema, named in the first line for editors.
     stage: None takes the one that learns from such data.
 
-    Raises InputError for data that cannot be read or recognised, or that this stage cannot learn from.
+    Raises InputError for data that cannot be read or recognized, or that this stage cannot learn from.
     """
     from surefoot.runs.make_plan import make_plan
 

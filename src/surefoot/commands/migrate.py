@@ -15,7 +15,7 @@ from rich.text import Text
 
 from surefoot.commands.options import config_arguments, load_or_exit
 from surefoot.commands.terminal import echo_json, screen
-from surefoot.commands.translate import recognised
+from surefoot.commands.translate import recognized
 from surefoot.config.dump import dump_plain, shown
 from surefoot.config.load import check_config
 from surefoot.config.overrides import expand_short_forms, value_at
@@ -109,7 +109,7 @@ def _given(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     if config.suffix in (".sh", ".bash"):
         fix = "run surefoot translate -- ITS COMMAND > run.yaml and migrate that file"
         raise InputError(Fault(str(config), "is a script of commands, not a config", fix, code="SF-TRANSLATE-COMMAND"))
-    translation = recognised(config, overrides)
+    translation = recognized(config, overrides)
     if translation is not None:
         return expand_short_forms(dict(translation.config))
     return load_or_exit(config, overrides).given
@@ -171,8 +171,8 @@ def _is_same(old: str, new: str) -> bool:
 
 def _access(path: str) -> Check:
     if looks_local(path) or Path(path).is_dir():
-        return Check("licence accepted", "unasked", f"{path} is a local folder, so the hub was not asked")
-    return Check("licence accepted", "done", f"the hub gives you access to {path}")
+        return Check("license accepted", "unasked", f"{path} is a local folder, so the hub was not asked")
+    return Check("license accepted", "done", f"the hub gives you access to {path}")
 
 
 def _token(path: str) -> Check:

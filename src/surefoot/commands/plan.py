@@ -107,7 +107,7 @@ def forecast_scale(config: RunConfig, name: str) -> list[ScaleRow]:
         once, again = (planned(kernels, switch).memory for switch in ("off", "on"))
         return Forecasts(once, again)
 
-    # Engines that shard parameters materialise a module's weights only during its own forward; surefoot's kernels read
+    # Engines that shard parameters materialize a module's weights only during its own forward; surefoot's kernels read
     # weights of other modules, so they cannot be used there.
     whole, cut = forecasts(config.kernels), forecasts(plain_kernels())
     plan = planned(config.kernels, "off")

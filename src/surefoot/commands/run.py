@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 LOSS_BOUND = 1e-4
 """Largest relative difference of loss and gradient norm in fp32: two orders of summation over a vocabulary."""
 
-QUANTISED_BOUND = 1e-2
-"""The same over a quantised base, whose products the script computes in 16 bits."""
+QUANTIZED_BOUND = 1e-2
+"""The same over a quantized base, whose products the script computes in 16 bits."""
 
 LossOf = Callable[[Sequence[int]], Mapping[str, float]]
 _COMPARED = 4  # examples
@@ -160,7 +160,7 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
         echo("caution: not compared with the script's own computation: the model in plain fp32 does not fit here")
         return
     theirs = loss_of([taken.places[row - 1] for row in rows])
-    bound = QUANTISED_BOUND if "quantised" in taken.record else LOSS_BOUND
+    bound = QUANTIZED_BOUND if "quantised" in taken.record else LOSS_BOUND
     pairs = {"loss": (theirs["loss"], loss), "gradient norm": (theirs["norm"], norm)}
     apart = {name: abs(a - b) / max(abs(a), abs(b), 1e-12) for name, (a, b) in pairs.items()}
     said = ", ".join(f"{name} {b:.6g} and {a:.6g}" for name, (a, b) in pairs.items())
@@ -179,7 +179,7 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
 def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:
     """Return (row numbers, loss, gradient norm) of a first step of a few examples, in plain fp32 without dropout."""
     from surefoot.commands.doctor.parity import plainest
-    from surefoot.config.schema import QUANTISED
+    from surefoot.config.schema import QUANTIZED
     from surefoot.models.modes import without_randomness
     from surefoot.planning.reference import CACHED
     from surefoot.report.library_messages import captured_libraries
@@ -192,7 +192,7 @@ def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:
     if config.method.reference and config.alignment.reference == CACHED:  # of the whole data set, and in fp32
         changes["alignment"] = config.alignment.model_copy(update={"reference": "auto"})
     twin = plainest(config.model_copy(update=changes))
-    if config.precision.base in QUANTISED:
+    if config.precision.base in QUANTIZED:
         twin = twin.model_copy(update={"precision": twin.precision.model_copy(update={"base": config.precision.base})})
     with silent_console() as silence, captured_libraries(silence), ready(twin, 1) as one:
         batches = one.run.task.batches(1)

@@ -17,7 +17,7 @@ import click
 
 from surefoot.commands.options import config_arguments, load_or_exit
 from surefoot.commands.terminal import Invocation, echo, screen
-from surefoot.commands.translate import checked, recognised, with_command
+from surefoot.commands.translate import checked, recognized, with_command
 from surefoot.system import durable, process
 from surefoot.system.errors import STOPPED_EXIT_CODE
 from surefoot.system.libraries import require_deepspeed
@@ -115,10 +115,10 @@ def train(config: Path, overrides: tuple[str, ...], resume: bool, overwrite: boo
 
     Any key can be overridden: surefoot train run.yaml optim.lr=1e-4 precision=bf16
 
-    A config of another tool is recognised and translated; surefoot translate shows the result.
+    A config of another tool is recognized and translated; surefoot translate shows the result.
     """
     given = TrainFlags(mode=chosen_mode(resume, overwrite), **flags)
-    translation = recognised(config, overrides)
+    translation = recognized(config, overrides)
     if translation is None:
         return _check_or_launch(load_or_exit(config, overrides).config, given)
     if translation.command != "train":

@@ -124,7 +124,7 @@ def _trained_text(config: Mapping[str, Any]) -> str | None:
     return "".join(part.text for part in prepared.audit.samples[0].parts)
 
 
-def recognised(config: Path, overrides: Sequence[str]) -> Translation | None:
+def recognized(config: Path, overrides: Sequence[str]) -> Translation | None:
     """Translate another tool's file; return None for surefoot's own and for unknown files."""
     from surefoot.config.load import is_run_config
     from surefoot.config.yaml_reader import read_text

@@ -16,7 +16,7 @@ from surefoot.config.method_contradictions import problem as _problem
 from surefoot.config.problems import Problem
 from surefoot.config.schema import (
     QAT_STAGES,
-    QUANTISED,
+    QUANTIZED,
     OptimConfig,
     PrecisionConfig,
     RunConfig,
@@ -101,7 +101,7 @@ def _publishing(config: RunConfig) -> Iterator[Problem]:
         what = f"bos.scale {config.bos.scale:g} is stored in a separate file, which a merged model would lose"
         fix = "leave adapter.publish out; `surefoot export --merge` can write the factor into the weights"
         yield _problem("adapter.publish", what, fix, "bos.scale")
-    if config.precision.base in QUANTISED:
+    if config.precision.base in QUANTIZED:
         what = "the adapter is trained on quantized weights; merged into unquantized ones the model answers differently"
         fix = "leave adapter.publish out; `surefoot export --merge` shows the difference"
         yield _problem("adapter.publish", what, fix, "precision.base")
@@ -240,7 +240,7 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     base = config.precision.base
-    if config.adapter is None and base in QUANTISED:
+    if config.adapter is None and base in QUANTIZED:
         yield _problem(
             "precision.base",
             "quantized weights cannot train, but without an adapter the base trains",
@@ -268,7 +268,7 @@ def _qat(config: RunConfig) -> Iterator[Problem]:
     if config.stage not in QAT_STAGES:
         what = f"is supported in stages {', '.join(QAT_STAGES)}, but stage is {config.stage}"
         yield _problem("precision.qat", what, "leave it out", "stage")
-    if precision.base in QUANTISED:
+    if precision.base in QUANTIZED:
         what = f"would quantize weights again that precision.base: {precision.base} already quantizes"
         yield _problem("precision.qat", what, "leave one of them out", "precision.base")
     if config.compile != "off":

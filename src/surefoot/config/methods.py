@@ -122,7 +122,7 @@ class PpoConfig(Section):
     ema: Annotated[Annotated[float, Field(gt=0, lt=1), Number] | None, Field(examples=[0.992])] = None
     """Decay of a moving average of the policy, which is saved next to the model; null: none."""
     unsup_coef: NonNegative = 0.0
-    """Weight of the language-modelling loss on unsup_data, added to the policy's loss; DeepSpeed-Chat uses 27.8."""
+    """Weight of the language-modeling loss on unsup_data, added to the policy's loss; DeepSpeed-Chat uses 27.8."""
     unsup_data: Literal["none"] | Sources = Field(default="none", examples=["data/texts.jsonl"])
     """Plain texts or answers for that loss."""
     patience: Count = 3
@@ -147,7 +147,7 @@ class DistillConfig(Section):
     """Teacher on a server: likeliest tokens that it returns at each position; at most its --max-logprobs."""
     beta: Annotated[float, Field(ge=0, le=1), Number] = 0.0
     """Divergence from the teacher (Agarwal et al. 2024). 0: forward KL, the teacher's mean of log q - log p. 1: reverse
-    KL, the student's mean of log p - log q. Between: generalised Jensen-Shannon divergence; 0.5 is the usual one."""
+    KL, the student's mean of log p - log q. Between: generalized Jensen-Shannon divergence; 0.5 is the usual one."""
     temperature: Positive = 1.0
     """Temperature of both distributions in the divergence."""
     sft: NonNegative = 0.0

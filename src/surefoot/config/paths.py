@@ -65,18 +65,18 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
     missing = path
     while not os.path.exists(missing.parent):
         missing = missing.parent
-    neighbours = [
+    neighbors = [
         entry.name
         for entry in _entries(missing.parent)
         if not entry.name.startswith(".") and (entry.name.lower().endswith(suffixes) or os.path.isdir(entry))
     ]
-    if (name := nearest_word(missing.name, [*neighbours, *extra])) is not None:
+    if (name := nearest_word(missing.name, [*neighbors, *extra])) is not None:
         near = missing.parent / name / path.relative_to(missing)
         found = name if name in extra else near if os.path.exists(near) else missing.parent / name
         return f"did you mean {found}?"
     folder = "the working folder" if str(missing.parent) == "." else str(missing.parent)
-    listed = ", ".join(neighbours[:MOST_LISTED]) + (", …" if len(neighbours) > MOST_LISTED else "")
-    return f"{folder} has {listed}" if neighbours else f"{folder} has nothing similar"
+    listed = ", ".join(neighbors[:MOST_LISTED]) + (", …" if len(neighbors) > MOST_LISTED else "")
+    return f"{folder} has {listed}" if neighbors else f"{folder} has nothing similar"
 
 
 def model_problems(text: str) -> Iterator[Problem]:

@@ -74,7 +74,7 @@ class AdapterConfig(AdapterShape):
     """Branch, tag or commit of adapter.initial on the hub."""
 
 
-QUANTISED = ("nf4", "int8")
+QUANTIZED = ("nf4", "int8")
 """Values of precision.base that store the decoder's linear layers in fewer than 16 bits."""
 
 

@@ -70,11 +70,11 @@ def nearest_key(path: str) -> Key | None:
     keys = all_keys()
     group, _, name = path.rpartition(".")
     name = plain_name(name)
-    neighbours = [key for key in keys.values() if key.group == group]
+    neighbors = [key for key in keys.values() if key.group == group]
     if (
         group in keys
-        and neighbours  # none: its entries are described by the key itself, as those of grpo.rewards
-        and (beside := max(((likeness(name, key.name), key) for key in neighbours), key=_score))[0] >= CLOSE
+        and neighbors  # none: its entries are described by the key itself, as those of grpo.rewards
+        and (beside := max(((likeness(name, key.name), key) for key in neighbors), key=_score))[0] >= CLOSE
     ):
         return beside[1]  # so that data.train.epoch is not taken for duration
     if (known := OTHER_NAMES.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""Audit the tokenised data: counts, checks and cautions.
+"""Audit the tokenized data: counts, checks and cautions.
 
 Everything is counted from the final token ids, after truncation and caching, so the audit also covers bugs of the code
 that made them. Violations are errors (see `prove`); suspicious properties are cautions.
@@ -23,7 +23,7 @@ from surefoot.data.tokenize.dataset import (
     TRUNCATED,
     Place,
     SourceFacts,
-    TokenisedDataset,
+    TokenizedDataset,
     together,
 )
 from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
@@ -43,7 +43,7 @@ _COUNTS = (
 
 @dataclass(frozen=True)
 class SamplePart:
-    """Neighbouring tokens that are all supervised or all not.
+    """Neighboring tokens that are all supervised or all not.
 
     control: they are control tokens, not text that looks like them.
     """
@@ -118,7 +118,7 @@ class Audit:
 
 
 def audit_dataset(
-    dataset: TokenisedDataset,
+    dataset: TokenizedDataset,
     source: SourceFacts,
     encoder: TextEncoder,
     template: Template,
@@ -180,7 +180,7 @@ def audit_dataset(
     )
 
 
-def audit_together(audits: Sequence[Audit], dataset: TokenisedDataset, name: str | None = None) -> Audit:
+def audit_together(audits: Sequence[Audit], dataset: TokenizedDataset, name: str | None = None) -> Audit:
     """Merge the audits of several files or sources.
 
     dataset: all of their examples.
@@ -227,7 +227,7 @@ def cautions(audit: Audit) -> tuple[str, ...]:
             f"completely: {audit.answers_lost}"
         )
     if source.unkept:
-        found.append(f"tokenised data is not cached for the next start: {source.unkept}")
+        found.append(f"tokenized data is not cached for the next start: {source.unkept}")
     if audit.control_text:
         found.append(f"examples that spell out control tokens (encoded as plain text): {audit.control_text}")
     if audit.duplicates:
@@ -250,7 +250,7 @@ def _places(records: Sequence[Place]) -> str:
     return "; ".join([*shown, *(["…"] if len(records) > _SAMPLES else [])])
 
 
-def _lengths(dataset: TokenisedDataset) -> dict[str, int]:
+def _lengths(dataset: TokenizedDataset) -> dict[str, int]:
     """Compute length statistics. p95 is the smallest length that at least 95 % of the examples do not exceed."""
     lengths = dataset.lengths
     return {
@@ -275,7 +275,7 @@ def _shown(rows: int, kind: Kind) -> list[int]:
 _VERDICTS: dict[Kind, tuple[str, str]] = {"pairs": ("worse", "better"), "judged": ("bad", "good")}
 
 
-def _sample(dataset: TokenisedDataset, index: int, encoder: TextEncoder, kind: Kind) -> Sample:
+def _sample(dataset: TokenizedDataset, index: int, encoder: TextEncoder, kind: Kind) -> Sample:
     example = dataset[index]
     control = np.isin(example.ids, list(encoder.control))
     if example.pictures and dataset.sight:

@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from surefoot.data.sources.records import Kind, rows_per_item
-from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, GIVEN, STOP_LOST, TokenisedDataset
+from surefoot.data.tokenize.dataset import CONTINUED, CONTINUES, GIVEN, STOP_LOST, TokenizedDataset
 from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.system.errors import Fault, InputError
 
@@ -39,7 +39,7 @@ class Proven:
 
 
 def prove(
-    dataset: TokenisedDataset,
+    dataset: TokenizedDataset,
     encoder: TextEncoder,
     template: Template,
     *,
@@ -77,7 +77,7 @@ class _Part:
     flags: flags of each example.
     """
 
-    dataset: TokenisedDataset
+    dataset: TokenizedDataset
     start: int
     ids: np.ndarray
     mask: np.ndarray
@@ -93,7 +93,7 @@ class _Part:
         raise InputError(Fault(f"{file}:{line}", f"row {number}: {what}", fix, code))
 
 
-def _parts(dataset: TokenisedDataset) -> Iterator[_Part]:
+def _parts(dataset: TokenizedDataset) -> Iterator[_Part]:
     flags = dataset.flags()
     for chunk in dataset.chunks():
         begins = chunk.ends - chunk.lengths
@@ -190,7 +190,7 @@ class PairFacts:
     worse_tokens: int
 
 
-def pair_facts(dataset: TokenisedDataset) -> PairFacts:
+def pair_facts(dataset: TokenizedDataset) -> PairFacts:
     """Compute statistics of all pairs.
 
     dataset: examples 2i (better) and 2i + 1 (worse) are a pair.
@@ -241,8 +241,8 @@ def pair_cautions(facts: PairFacts) -> Iterator[str]:
 NONE = np.zeros(0, dtype=np.int64)  # an empty list of item indices
 
 
-def item_prints(dataset: TokenisedDataset, kind: Kind) -> np.ndarray:
-    """Return one hash per item, as raw bytes: [items]. See `TokenisedDataset.fingerprints`; a pair has one for both
+def item_prints(dataset: TokenizedDataset, kind: Kind) -> np.ndarray:
+    """Return one hash per item, as raw bytes: [items]. See `TokenizedDataset.fingerprints`; a pair has one for both
     answers, and that of a judged answer includes the label."""
     prints = dataset.fingerprints()
     columns = prints.view(np.uint8).reshape(len(prints) // rows_per_item(kind), -1)

@@ -1,6 +1,6 @@
 """Prepare a run's training and evaluation data, and audit both.
 
-Steps: resolve the sources, tokenise each file (or load it from the cache), select shares and held-out records, mix,
+Steps: resolve the sources, tokenize each file (or load it from the cache), select shares and held-out records, mix,
 audit. Files stay separate on disk and in memory; a data set is a list of indices into them.
 """
 
@@ -18,11 +18,11 @@ from surefoot.data.batching.order import Mixture, Part, mix, part_of, split
 from surefoot.data.checks import NONE, copies_in, item_prints
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.sources.resolve import SourceSpec, open_sources
-from surefoot.data.tokenize.dataset import SourceFacts, TokenisedDataset, TokenisedFile, joined, of_files
+from surefoot.data.tokenize.dataset import SourceFacts, TokenizedDataset, TokenizedFile, joined, of_files
 from surefoot.data.tokenize.encode import Encoding
 from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.data.tokenize.sight import read_sight
-from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenise
+from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenize
 from surefoot.families.templates import OWN
 from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.system.errors import Fault, InputError
@@ -33,7 +33,7 @@ _NAMED = 3  # unread files that a note names
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A run's training and evaluation data, tokenised and audited.
+    """A run's training and evaluation data, tokenized and audited.
 
     train: the examples of all sources, concatenated in the order of `mixture.counts`.
     audit, sources: audit of the whole training data, and one audit per source.
@@ -41,12 +41,12 @@ class PreparedData:
     template_reason: why the planned template was replaced; empty if it was used.
     eval_template: the template of the evaluation data.
     tokenizer_sha256: hash of everything that decides which ids a text gets.
-    rows_per_item: number of neighbouring examples that `mixture` counts as one item: 2 for pairs (better answer
+    rows_per_item: number of neighboring examples that `mixture` counts as one item: 2 for pairs (better answer
         first), else 1.
     """
 
-    train: TokenisedDataset
-    eval: TokenisedDataset | None
+    train: TokenizedDataset
+    eval: TokenizedDataset | None
     mixture: Mixture
     audit: Audit
     eval_audit: Audit | None
@@ -83,7 +83,7 @@ def prepare_data(
     pictures: bool = True,
     after_prompt: bool = False,
 ) -> PreparedData:
-    """Tokenise the data (or load it from the cache), split, mix and audit it.
+    """Tokenize the data (or load it from the cache), split, mix and audit it.
 
     evaluation: sources to evaluate on; or the number (int) or share (float) of records to hold out, taken from the
         training sources in proportion to their size; None for no evaluation data.
@@ -96,7 +96,7 @@ def prepare_data(
         several examples; other records are refused.
     read_record: reader for sources with the custom format; see `surefoot.data.formats.reader.reader_with`.
     template_fallbacks: templates to try in this order if the template cannot render the records.
-    encoding: tokenise prompt and answer separately ("parts") or as one text ("whole").
+    encoding: tokenize prompt and answer separately ("parts") or as one text ("whole").
     kind: what is learned from a record. train_on, chunks and encoding apply to "answers" only; "prompts" drops prompts
         of more than max_length tokens.
     max_pixels: limit per picture; None: the limit of the model's processor.
@@ -215,7 +215,7 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSo
         if spec.share is not None and source.sample is not None:
             what = "has num_samples in dataset_info.json, which cannot be combined with share"
             raise InputError(Fault(source.name, what, "remove one of the two", code="SF-DATA-SHARES"))
-        file, facts = tokenise(source, settings, left, cache)
+        file, facts = tokenize(source, settings, left, cache)
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
             if unread := [source.name for source in sources[place:]]:
@@ -239,7 +239,7 @@ def _not_read(names: Sequence[str]) -> str:
 
 
 def _audits(
-    loaded: Sequence[LoadedSource], settings: TokenizeSettings, pad_id: int, training: TokenisedDataset | None = None
+    loaded: Sequence[LoadedSource], settings: TokenizeSettings, pad_id: int, training: TokenizedDataset | None = None
 ) -> tuple[Audit, ...]:
     """Audit each source. Duplicates are searched across all sources.
 
@@ -272,7 +272,7 @@ def _audits(
     return tuple(audit_together(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
 
 
-def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenisedDataset]]:
+def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenizedDataset]]:
     """Group the source's examples by file; files without examples are left out."""
     ends = np.cumsum([len(file) for file, _ in one.files])
     owner = np.searchsorted(ends, one.examples.chosen, side="right")
@@ -293,14 +293,14 @@ def _main_template(loaded: Sequence[LoadedSource], settings: TokenizeSettings) -
 class LoadedSource:
     """One loaded source.
 
-    files: its tokenised files with their facts.
+    files: its tokenized files with their facts.
     examples: the examples in use, selected from the files.
     """
 
     spec: SourceSpec
     name: str
-    files: tuple[tuple[TokenisedFile, SourceFacts], ...]
-    examples: TokenisedDataset
+    files: tuple[tuple[TokenizedFile, SourceFacts], ...]
+    examples: TokenizedDataset
 
 
 def hold_out(

@@ -20,7 +20,7 @@ from surefoot.data.audit import Audit
 from surefoot.data.chat.render import messages
 from surefoot.data.formats.preference import BESIDES, opening_field, read_prompt
 from surefoot.data.formats.reader import CUSTOM
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.evaluate.loss import ROWS, evaluation_settings, tokens_for
 from surefoot.evaluate.side_by_side import Only, sides
 from surefoot.methods.environments.recorded import Recorded
@@ -75,7 +75,7 @@ class MeasuredAnswers:
 
     results: Mapping[str, Evaluated]
     seconds: Mapping[str, float]
-    prompts: TokenisedDataset
+    prompts: TokenizedDataset
     audit: Audit
 
 

@@ -135,7 +135,7 @@ class CaptureWriter:
     def _store(
         self, name: str, place: Place, tensor: torch.Tensor, role: str | None, more: dict[str, Any], kind: str = ""
     ) -> None:
-        summary = summarise(tensor)
+        summary = summarize(tensor)
         stored = tensor.detach().to("cpu", self._dtype or tensor.dtype, copy=True).contiguous()
         if summary.non_finite:
             self.non_finite.append(name)
@@ -207,7 +207,7 @@ class Split:
     rest: dict[str, float] | None
 
 
-def summarise(tensor: torch.Tensor) -> Summary:
+def summarize(tensor: torch.Tensor) -> Summary:
     count, non_finite, zeros = 0, 0, 0
     total, squares, largest = 0.0, 0.0, 0.0
     for piece in _pieces(tensor):
@@ -262,7 +262,7 @@ def as_json(value: Any) -> Any:
 
 
 def _part(values: torch.Tensor, norms: torch.Tensor) -> dict[str, float]:
-    found = summarise(values)
+    found = summarize(values)
     return {"norm": float(norms.mean()), "rms": found.rms, "abs_max": found.abs_max}
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from surefoot.data.formats import Turn
-from surefoot.evaluate.capture_tensors import Summary, summarise
+from surefoot.evaluate.capture_tensors import Summary, summarize
 from surefoot.evaluate.loss import read_evaluation_data, without_pictures
 from surefoot.evaluate.side_by_side import sides
 from surefoot.evaluate.texts import TEXT, about_bos, with_bos
@@ -340,7 +340,7 @@ def _results(
 
     def norm(name: str, layer: int | None) -> NormFacts:
         weight = effective_weights(base.get_submodule(name)).weight
-        summary = None if weight is None else summarise(weight)
+        summary = None if weight is None else summarize(weight)
         return NormFacts(name, layer, summary, lengths(name, "input"), lengths(name, "output"))
 
     facts, norms, streams = [], [], []

@@ -31,7 +31,7 @@ from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.models.forward import causal_model
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import is_quantised
+from surefoot.models.precision import is_quantized
 from surefoot.models.served import ServedModel
 from surefoot.report.tables.served import Dialogue, Distance, FirstDifference, ServedReport, Verdict
 from surefoot.system import hardware
@@ -161,11 +161,11 @@ def _own_logprobs(opened: OpenModel, ids: list[list[int]], threshold: float | No
         return _Own(trained, base, text_logprobs(model.to(torch.bfloat16), ids), "bf16")
     # Convert in place: a second copy would need more memory than was checked for.
     wanted = 4 * sum(one.numel() for one in model.parameters())
-    packed = any(map(is_quantised, model.modules()))
+    packed = any(map(is_quantized, model.modules()))
     free = hardware.detect().free
     if packed or (free is not None and wanted > free):
         why = (
-            "is quantised" if packed else f"needs {size_text(wanted)} in fp32, but only {size_text(free or 0)} are free"
+            "is quantized" if packed else f"needs {size_text(wanted)} in fp32, but only {size_text(free or 0)} are free"
         )
         fix = "give --threshold in nats per token, such as 0.3 for a server that computes in 16 bits"
         raise InputError(Fault(str(opened.trained), f"{why}: rounding cannot be measured", fix, code="SF-MEMORY"))

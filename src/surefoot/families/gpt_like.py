@@ -38,7 +38,7 @@ OPT = Family(
             Norm("self_attn_layer_norm", bias=True, when=(_AFFINE,)),
             Norm("final_layer_norm", bias=True, when=(_AFFINE,)),
         ),
-        # opt-350m normalises after each half of a layer and not at the end.
+        # opt-350m normalizes after each half of a layer and not at the end.
         final_norm=Norm(
             "model.decoder.final_layer_norm",
             bias=True,

@@ -2,7 +2,7 @@
 
     beta = 0        KL(q, p)     = sum q (log q - log p)                                        forward KL
     beta = 1        KL(p, q)     = sum p (log p - log q)                                        reverse KL
-    between         beta KL(q, m) + (1 - beta) KL(p, m),    m = beta q + (1 - beta) p           generalised JSD
+    between         beta KL(q, m) + (1 - beta) KL(p, m),    m = beta q + (1 - beta) p           generalized JSD
 
 (Agarwal et al. 2024, arXiv 2306.13649, equation 1; at its ends that JSD is 0 times a KL, and the ends here are the KLs
 themselves, as in the paper's experiments.) The gradient by the logits z of p, with a = log p - log m:

@@ -151,7 +151,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             large_rate=2e-5,
         ),
         "reward": MethodFacts(
-            title="reward modelling on pairs of answers",
+            title="reward modeling on pairs of answers",
             records="pairs",
             formats=formats_for("pairs"),
             unit="pairs",
@@ -167,7 +167,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             large_rate=5e-6,
         ),
         "dpo": MethodFacts(
-            title="direct preference optimisation",
+            title="direct preference optimization",
             records="pairs",
             formats=formats_for("pairs"),
             unit="pairs",
@@ -184,7 +184,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             first_rate=5e-6,
         ),
         "kto": MethodFacts(
-            title="Kahneman-Tversky optimisation",
+            title="Kahneman-Tversky optimization",
             records="judged",
             formats=formats_for("judged"),
             unit="answers",
@@ -200,7 +200,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             first_rate=5e-6,
         ),
         "ppo": MethodFacts(
-            title="proximal policy optimisation",
+            title="proximal policy optimization",
             records="prompts",
             formats=None,
             unit="response_tokens",
@@ -213,7 +213,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             large_rate=5e-7,
         ),
         "grpo": MethodFacts(
-            title="group relative policy optimisation",
+            title="group relative policy optimization",
             records="prompts",
             formats=None,
             unit="response_tokens",

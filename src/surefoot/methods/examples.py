@@ -19,7 +19,7 @@ from surefoot.data.batching.loader import Layout
 from surefoot.data.batching.order import filled_rows, step_examples, steps_per_epoch
 from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_users_own
 from surefoot.methods.method import Task
@@ -131,8 +131,8 @@ def whole_layout(plan: RunPlan, data: PreparedData) -> Layout:
     return layout if layout.packed else replace(layout, most=plan.batch.micro.value, tokens=None)
 
 
-OfStep = Callable[[TokenisedDataset, np.ndarray, Layout], Sequence[Weighted]]
-OfAll = Callable[[TokenisedDataset, Layout], Iterator[Weighted]]
+OfStep = Callable[[TokenizedDataset, np.ndarray, Layout], Sequence[Weighted]]
+OfAll = Callable[[TokenizedDataset, Layout], Iterator[Weighted]]
 
 
 def task_of_items(

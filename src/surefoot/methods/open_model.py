@@ -37,7 +37,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.generate import Pictures, pictures_of
 from surefoot.models.load import layout_message, load_model, load_tokenizer
-from surefoot.models.precision import TORCH_DTYPE, quantise
+from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.value_head import (
@@ -140,7 +140,7 @@ def open_for_use(
         scored=scored and has_value_head(base),
     )
     if packed:
-        quantise(base_model, packed, compute=TORCH_DTYPE[dtype], device=device)
+        quantize(base_model, packed, compute=TORCH_DTYPE[dtype], device=device)
     if (qat := plan.precision.qat.value if plan else OFF) != OFF:
         if obstacle_to_qat := torchao_obstacle():
             notes.append(f"its weights are not rounded as they were in training: {qat} {obstacle_to_qat}")

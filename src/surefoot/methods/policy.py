@@ -19,7 +19,7 @@ from surefoot.models.forward import causal_model
 from surefoot.models.load import keep_left_out, load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import TORCH_DTYPE, quantise
+from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.saved_adapter import start_from
@@ -51,7 +51,7 @@ def load_policy(
     if full and checkpoint:
         keep_left_out(model, base)  # take them from the base: the checkpoint will be deleted at some point
     if packed:
-        quantise(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
+        quantize(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)
     if plan.precision.qat.value != OFF:
         round_weights(model, plan.precision.qat.value, plan.precision.qat_group)
     if (share := trained_dropout(config, plan)) is not None:

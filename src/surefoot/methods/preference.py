@@ -1,4 +1,4 @@
-"""Stages dpo and kto: learning from pairs of answers, or from answers labelled good or bad.
+"""Stages dpo and kto: learning from pairs of answers, or from answers labeled good or bad.
 
 The reference is loaded or precomputed before step 1. KTO's KL term is computed before each step from all of its prompts
 on all ranks, so that it does not depend on how the step is split.
@@ -18,7 +18,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import JudgedBatch, Weighted
 from surefoot.data.batching.loader import Layout, all_pairs, for_rank, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.method_facts.losses import joined
 from surefoot.methods.examples import task_of_items
 from surefoot.methods.losses.kto import Weights, kto_loss
@@ -121,7 +121,7 @@ def _ratio(loaded: LoadedModels, reference: Reference, batch: JudgedBatch) -> to
         return answer_logprobs(model, rows).sums - reference(rows)
 
 
-def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
+def all_judged(dataset: TokenizedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
     """Yield the answers of a whole data set in order. Prompts get other answers within groups as large as a training
     step; means over good and bad answers are over all of them."""
     count, good = len(dataset), int(dataset.good().sum())
@@ -131,7 +131,7 @@ def all_judged(dataset: TokenisedDataset, layout: Layout, *, size: int) -> Itera
             yield replace(batch, good_share=shares[0], bad_share=shares[1])
 
 
-def _require_both(evaluation: TokenisedDataset) -> None:
+def _require_both(evaluation: TokenizedDataset) -> None:
     """Raise InputError if the evaluation data has only good or only bad answers: a margin needs both."""
     good = int(evaluation.good().sum())
     if good in (0, len(evaluation)):

@@ -23,7 +23,7 @@ from surefoot.data.batching.loader import prompt_batches
 from surefoot.data.batching.order import ANSWERS, EVALUATIONS
 from surefoot.data.batching.rollouts import Cycles, answered_rows, drawn_count
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.policy import write_policy
 from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
@@ -83,7 +83,7 @@ def prompts_task(
     )
 
 
-def prompts_at(data: TokenisedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
+def prompts_at(data: TokenizedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
     """Return prompts of the data. places: indices in the data."""
     examples = [data[int(place)] for place in places]
     return Prompts([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
@@ -224,6 +224,6 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
         # In the run folder: that disk has room for checkpoints, and a server reads the files by their path.
         with tempfile.TemporaryDirectory(prefix=".policy-", dir=config.output) as folder:
             write_policy(loaded.policy, plan, Path(folder))
-            client.synchronise(Path(folder), f"surefoot-{uuid.uuid4().hex}")
+            client.synchronize(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
     return RolloutEngine(client, follow)

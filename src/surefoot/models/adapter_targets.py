@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from surefoot.models.peft import LoraConfig, LoraLayer, ParamWrapper, PeftModel, convert_peft_config_for_transformers
-from surefoot.models.precision import is_quantised, plain_weight
+from surefoot.models.precision import is_quantized, plain_weight
 from surefoot.planning.plan import AdapterPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word
@@ -126,10 +126,10 @@ def _is_turned(model: nn.Module, parameter: str) -> bool:
 
 def _beyond_peft(model: PreTrainedModel, plan: AdapterPlan) -> Iterator[Fault]:
     """Yield faults for combinations that PEFT does not support."""
-    if any(map(is_quantised, model.modules())):
+    if any(map(is_quantized, model.modules())):
         packed = [name for name in plan.targets.value if is_renamed(model, name.rpartition(".")[2])]
         if packed:
-            what = f"PEFT adapts {packed[0]} as a parameter, but it is quantised"
+            what = f"PEFT adapts {packed[0]} as a parameter, but it is quantized"
             yield Fault("adapter.targets", what, "leave it out, or set precision.base: auto", code=_TARGETS)
     if plan.kind.value == "lora" and not plan.dropout:
         return

@@ -126,7 +126,7 @@ _STORED = "quantization_config"
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` without the keys that could load code. Raises InputError if it is missing or names code to
-    download, EnvironmentFault for a quantised model in an unsupported form (`stored_form`)."""
+    download, EnvironmentFault for a quantized model in an unsupported form (`stored_form`)."""
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
         what = "contains an adapter, not a model"
@@ -138,28 +138,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     if faults:
         raise InputError(faults)
     if (stored := config.pop(_STORED, None)) is not None and not stored_form(stored):
-        raise EnvironmentFault(_stored_quantised(folder, path, stored))
+        raise EnvironmentFault(_stored_quantized(folder, path, stored))
     return _without_code(config)
 
 
 def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
-    """Return name -> lazily read weight of a model; quantised ones are decoded. Raises InputError for missing or
+    """Return name -> lazily read weight of a model; quantized ones are decoded. Raises InputError for missing or
     damaged safetensors files."""
     tensors = lazy_tensors(stored_tensors(folder))
     stored = read_json(folder / "config.json").get(_STORED)
     return decoded(tensors, stored) if stored and stored_form(stored) else tensors
 
 
-def _stored_quantised(folder: Path, path: Path, stored: Any) -> Fault:
-    """Return the fault for an unsupported quantised model. stored: quantization_config of config.json."""
+def _stored_quantized(folder: Path, path: Path, stored: Any) -> Fault:
+    """Return the fault for an unsupported quantized model. stored: quantization_config of config.json."""
     named = stored if isinstance(stored, dict) else {}
     method = str(named.get("quant_method") or "").lower()
-    form = {"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4"}.get(method, method) or "a quantised form"
+    form = {"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4"}.get(method, method) or "a quantized form"
     bits = named.get("bits")
     form += f" with {bits} bits" if isinstance(bits, int) else ""
-    what = f"its weights are stored in {form}, but surefoot trains only on weights that it quantises itself"
+    what = f"its weights are stored in {form}, but surefoot trains only on weights that it quantizes itself"
     original = _made_from(folder)
-    fix = f"use {original or 'the original model'}; precision.base: nf4 or int8 quantises it to 4 or 8 bits"
+    fix = f"use {original or 'the original model'}; precision.base: nf4 or int8 quantizes it to 4 or 8 bits"
     return Fault(str(path), what, fix, code="SF-MODEL-QUANTISED")
 
 

@@ -26,12 +26,12 @@ class Int8Linear(_library.nn.Linear8bitLt):
     """A linear layer with a frozen 8-bit weight, compatible with PEFT's 8-bit adapters."""
 
     def __init__(self, linear: nn.Linear, device: torch.device):
-        """Quantise the weight of `linear` onto `device`; the bias stays on its device."""
+        """Quantize the weight of `linear` onto `device`; the bias stays on its device."""
         super().__init__(
             linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
         )
         weight = _library.nn.Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False)
-        self.weight = weight.to(device)  # quantises
+        self.weight = weight.to(device)  # quantizes
         self.weight.CB = None  # an alias of the codes, which copying the layer would duplicate
         self.bias = linear.bias
         self.train(linear.training)
@@ -45,7 +45,7 @@ class Int8Linear(_library.nn.Linear8bitLt):
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + bias. Backward dequantises again, because saving the dequantised weights of all layers needs too much
+    """x W^T + bias. Backward dequantizes again, because saving the dequantized weights of all layers needs too much
     memory."""
 
     @staticmethod
@@ -53,14 +53,14 @@ class _Product(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(codes, scale)
-        return nn.functional.linear(x, _dequantised(codes, scale, x.dtype), bias)
+        return nn.functional.linear(x, _dequantized(codes, scale, x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (gradient,), (codes, scale) = gradients, ctx.saved_tensors
-        return gradient @ _dequantised(codes, scale, gradient.dtype), None, None, None
+        return gradient @ _dequantized(codes, scale, gradient.dtype), None, None, None
 
 
-def _dequantised(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _dequantized(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Scaled in the compute dtype, in place: a dense fp32 weight would be twice as large.
     return codes.to(dtype).mul_(scale.unsqueeze(1) * (1 / _LARGEST))

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from surefoot.data.tokenize.segments import tokenizer_errors
-from surefoot.models.convert.recognise import Recognised, Target, recognise
+from surefoot.models.convert.recognize import Recognized, Target, recognize
 from surefoot.models.convert.safetensors_file import StoredTensor
 from surefoot.models.convert.tensors import Tensors, some
 from surefoot.models.embeddings import check_tied, resize_vocabulary
@@ -216,7 +216,7 @@ def expected_tensors(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 _EXPECTED: dict[str, dict[str, tuple[int, ...]]] = {}  # by config; a run asks at its plan and when it loads the weights
 
 
-def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Recognised | None:
+def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Recognized | None:
     """Return the conversion for these files; None if transformers reads them directly or should report the error.
 
     Raises InputError if a layout is recognized but weights are missing, unexpected or of the wrong shape.
@@ -227,7 +227,7 @@ def other_layout(stored: Tensors, config: PreTrainedConfig, folder: Path) -> Rec
     if all(expected.get(name) == tensor.shape for name, tensor in stored.items()):
         return None
     facts = replace(facts_of(folder), tied=says_tied(config))
-    found = recognise(stored, Target(expected, facts), str(folder))
+    found = recognize(stored, Target(expected, facts), str(folder))
     if set(found.layouts) <= _LEFT_TO_TRANSFORMERS:
         if any(name.endswith("attn.bias") for name in found.tensors.keys() - expected.keys()):
             raise InputError(found.faults)  # transformers would silently drop it as a causal mask

@@ -1,10 +1,10 @@
-"""Apply a precision plan: autocast for matrix products, TF32, and quantisation of the base for QLoRA.
+"""Apply a precision plan: autocast for matrix products, TF32, and quantization of the base for QLoRA.
 
 NF4 (Dettmers et al. 2023, by bitsandbytes) stores a weight in 4 bits: one of 16 values spaced for a normal
 distribution, times the largest value of its block of 64; these scales are stored in 8 bits with one scale per 256 of
-them (double quantisation). Every product dequantises its weight to the compute dtype: a quarter of a 16-bit base's
+them (double quantization). Every product dequantizes its weight to the compute dtype: a quarter of a 16-bit base's
 memory, for more time per step. int8 (`surefoot.models.int8`) has one byte per weight and one scale per row.
-Quantisation is deterministic on every load, so the quantised base is not saved.
+Quantization is deterministic on every load, so the quantized base is not saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from surefoot.system.libraries import import_bitsandbytes
 
 TORCH_DTYPE: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODES: dict[PackedType, torch.dtype] = {"nf4": torch.uint8, "int8": torch.int8}
-"""Quantised type -> dtype of its storage."""
+"""Quantized type -> dtype of its storage."""
 
 
 def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
@@ -88,11 +88,11 @@ def exact_products() -> Iterator[None]:
             one.fp32_precision = own
 
 
-def quantise(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, device: torch.device) -> None:
-    """Quantise every linear layer inside the decoder layers, in place, and put the whole model on `device`.
+def quantize(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, device: torch.device) -> None:
+    """Quantize every linear layer inside the decoder layers, in place, and put the whole model on `device`.
 
-    Embeddings, norms and the output head are not quantised. Works layer by layer, so that the device never holds the
-    unquantised model.
+    Embeddings, norms and the output head are not quantized. Works layer by layer, so that the device never holds the
+    unquantized model.
 
     compute: dtype of matrix products.
     """
@@ -108,15 +108,15 @@ def quantise(model: PreTrainedModel, to: PackedType, *, compute: torch.dtype, de
     setattr(model, "is_loaded_in_8bit" if to == "int8" else "is_loaded_in_4bit", True)
 
 
-def is_quantised(module: nn.Module) -> bool:
+def is_quantized(module: nn.Module) -> bool:
     """Whether the module is a linear layer with packed storage. Works without bitsandbytes."""
     return isinstance(module, nn.Linear) and module.weight.dtype in CODES.values()
 
 
 def plain_weight(layer: nn.Module) -> torch.Tensor:
-    """Return the weight [out_features, in_features] of a linear layer, dequantised if needed: NF4 to the original
+    """Return the weight [out_features, in_features] of a linear layer, dequantized if needed: NF4 to the original
     dtype, int8 to fp32."""
-    return dequantize_module_weight(layer) if is_quantised(layer) else layer.get_parameter("weight")
+    return dequantize_module_weight(layer) if is_quantized(layer) else layer.get_parameter("weight")
 
 
 def _nf4(linear: nn.Linear, compute: torch.dtype, device: torch.device) -> nn.Linear:
@@ -133,7 +133,7 @@ def _nf4(linear: nn.Linear, compute: torch.dtype, device: torch.device) -> nn.Li
     weight = library.nn.Params4bit(
         linear.weight.data, requires_grad=False, compress_statistics=True, quant_type="nf4", module=packed
     )
-    packed.weight = weight.to(device)  # quantises
+    packed.weight = weight.to(device)  # quantizes
     packed.bias = linear.bias
     # Otherwise, in eval mode on a CPU with AVX512-BF16, it permanently repacks its weights in a form without gradients,
     # and training after an evaluation would learn nothing.

@@ -1,6 +1,6 @@
-"""Quantisation-aware training: linear layers with fake-quantised weights, and their conversion to integers.
+"""Quantization-aware training: linear layers with fake-quantized weights, and their conversion to integers.
 
-    round_weights(model, "int4", 32)      # before training; torchao's FakeQuantizedLinear, with unquantised parameters
+    round_weights(model, "int4", 32)      # before training; torchao's FakeQuantizedLinear, with unquantized parameters
     convert(model, "int4", 32)            # after training: integers and scales
     save_converted(model, "int4", 32, folder)
 
@@ -9,11 +9,11 @@ For a group of weights w in a row (the whole row for int8), with integers from -
     scale = max |w| / (2^(b-1) - 1/2)
     w'    = scale * clamp(round(w / scale))
 
-int8-int4 also quantises the input, per token, to int8 with a zero point. In the backward pass the gradient of rounding
+int8-int4 also quantizes the input, per token, to int8 with a zero point. In the backward pass the gradient of rounding
 is 1 for values in range (straight-through) and 0 for clamped ones. Both parts are computed by torchao
 (https://github.com/pytorch/ao); a test compares them with float64.
 
-Only linear layers inside the decoder are quantised, not embeddings, output head and norms.
+Only linear layers inside the decoder are quantized, not embeddings, output head and norms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROUNDS = "weight_fake_quantizer"  # attribute of torchao's layer
 
 
 def round_weights(model: nn.Module, to: str, group: int | None) -> None:
-    """Fake-quantise every linear layer inside the decoder layers, in place. Parameters and their names do not change.
+    """Fake-quantize every linear layer inside the decoder layers, in place. Parameters and their names do not change.
 
     to: int4, int8-int4 or int8.
     group: number of weights in a row that share a scale; None for the whole row.
@@ -46,7 +46,7 @@ def round_weights(model: nn.Module, to: str, group: int | None) -> None:
 
 
 def convert(model: nn.Module, to: str, group: int | None) -> int:
-    """Convert every fake-quantised layer to integers, in place; return their number. Arguments as in
+    """Convert every fake-quantized layer to integers, in place; return their number. Arguments as in
     `round_weights`."""
     library = import_torchao()
     count = sum(map(rounds, model.modules()))
@@ -57,7 +57,7 @@ def convert(model: nn.Module, to: str, group: int | None) -> int:
 
 def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: Path) -> None:
     """Save config.json and model*.safetensors for `AutoModelForCausalLM.from_pretrained`, which needs torchao. Integers
-    take one byte each, also int4. The model must not be used afterwards: its config now says that it is quantised.
+    take one byte each, also int4. The model must not be used afterwards: its config now says that it is quantized.
 
     model: a converted model.
     """
@@ -75,12 +75,12 @@ def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: P
 
 
 def rounds(module: nn.Module) -> bool:
-    """Whether the module has fake-quantised weights. Works without torchao."""
+    """Whether the module has fake-quantized weights. Works without torchao."""
     return isinstance(module, nn.Linear) and getattr(module, _ROUNDS, None) is not None
 
 
 def not_rounded(model: nn.Module) -> list[str]:
-    """Return the linear layers inside the decoder layers without fake quantisation, except for adapter matrices."""
+    """Return the linear layers inside the decoder layers without fake quantization, except for adapter matrices."""
     inside = decoder_layers(causal_model(model))
     return [
         name

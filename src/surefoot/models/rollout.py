@@ -5,7 +5,7 @@ server over HTTP, because vLLM pins another version of torch and so cannot run i
 
 At a temperature T the sampling policy is softmax(logits / T), and this policy is trained, so old and new
 log-probabilities are both computed at T. top_p and top_k sample from a part of that distribution. With
-`Decoding.among_kept`, probabilities are renormalised over that part, and its tokens are returned too; otherwise they
+`Decoding.among_kept`, probabilities are renormalized over that part, and its tokens are returned too; otherwise they
 are over the whole vocabulary, and their ratio is an approximation (PPO).
 
 An answer depends on the weights, its prompt, the seed and its place, not on the rest of its batch: tokens are equal,

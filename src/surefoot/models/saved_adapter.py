@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from surefoot.families.files import read_json
 from surefoot.families.model_facts import ModelFacts
 from surefoot.models.adapters import ADAPTER
-from surefoot.models.convert.recognise import Target
-from surefoot.models.convert.recognise_adapter import PEFT_FRONT, RecognisedAdapter, fit_to_base, recognise_adapter
+from surefoot.models.convert.recognize import Target
+from surefoot.models.convert.recognize_adapter import PEFT_FRONT, RecognizedAdapter, fit_to_base, recognize_adapter
 from surefoot.models.convert.safetensors_file import lazy_tensors, read_header
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG, convert_command
@@ -113,7 +113,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
         fix = convert_command(folder) if pickled else "save the adapter as safetensors"
         no_weights = Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")
         raise InputError([*_unknown_settings(read_json(path), str(path)), no_weights])
-    found = recognise_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))
+    found = recognize_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))
     if faults := _unknown_settings(found.config, str(path)):
         raise InputError(faults)
     settings = {key: value for key, value in found.config.items() if key in _READ}
@@ -124,7 +124,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
 def fitted(saved: SavedAdapter, facts: ModelFacts) -> SavedAdapter:
     """Convert the adapter to the matrices of the base, by splitting or fusing. Raises InputError if that is not exact,
     and for an embedding with fewer rows than the base's."""
-    plain = RecognisedAdapter(saved.layouts, (), saved.tensors, saved.settings)
+    plain = RecognizedAdapter(saved.layouts, (), saved.tensors, saved.settings)
     found = fit_to_base(plain, Target({}, facts), str(saved.folder / ADAPTER_CONFIG))
     rows = _vocabulary_rows(found.tensors, facts)
     if rows is not None and rows < facts.vocab:

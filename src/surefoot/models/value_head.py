@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from surefoot.data.batching.batch import Batch
-from surefoot.models.convert.recognise import VALUE_HEAD
+from surefoot.models.convert.recognize import VALUE_HEAD
 from surefoot.models.convert.safetensors_file import StoredTensor, lazy_tensors
 from surefoot.models.convert.source import VALUE_HEAD_FILE
 from surefoot.models.embeddings import is_tied

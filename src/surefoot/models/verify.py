@@ -24,7 +24,7 @@ from surefoot.models.embeddings import is_tied
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
-from surefoot.models.precision import CODES, TORCH_DTYPE, is_quantised
+from surefoot.models.precision import CODES, TORCH_DTYPE, is_quantized
 from surefoot.models.qat import not_rounded
 from surefoot.models.wrapped import says_tied
 from surefoot.planning.plan import OFF, RunPlan
@@ -126,11 +126,11 @@ def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _not_packed(base: nn.Module) -> list[str]:
-    """Return the frozen linear layers of the decoder that are not quantised, although the plan says so."""
+    """Return the frozen linear layers of the decoder that are not quantized, although the plan says so."""
     return [
         name
         for name, module in decoder_layers(base).named_modules()
-        if isinstance(module, nn.Linear) and not is_quantised(module) and not module.weight.requires_grad
+        if isinstance(module, nn.Linear) and not is_quantized(module) and not module.weight.requires_grad
     ]
 
 

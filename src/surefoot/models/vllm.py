@@ -52,7 +52,7 @@ class VllmRollouts:
         self._model = self._base
         self._version: str | None = None
 
-    def synchronise(self, folder: Path, name: str) -> None:
+    def synchronize(self, folder: Path, name: str) -> None:
         """Load `folder` on the server: an adapter (written by `save_adapter`) or all weights.
 
         name: not used before.

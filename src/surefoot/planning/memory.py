@@ -367,9 +367,9 @@ def _frozen_bytes(work: Workload) -> int:
     of_weight, of_row = _PACKED[packed]
     matrices = [inputs * outputs for inputs, outputs in linears]
     rest = (work.parameters - sum(matrices)) * BYTES[work.precision.unpacked]
-    quantised = int(of_weight * sum(matrices)) + of_row * sum(outputs for _, outputs in linears)
+    quantized = int(of_weight * sum(matrices)) + of_row * sum(outputs for _, outputs in linears)
     # One matrix at a time is dequantized for its product.
-    return quantised + rest + max(matrices) * work.width
+    return quantized + rest + max(matrices) * work.width
 
 
 def _logits(work: Workload, positions: int) -> int:

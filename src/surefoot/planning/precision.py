@@ -45,7 +45,7 @@ def plan_qat(
     notes: refusals are added here.
     """
     if request.qat == OFF:
-        return Choice(OFF, "nothing would be quantised", "default"), None
+        return Choice(OFF, "nothing would be quantized", "default"), None
     group = None if request.qat == "int8" else request.qat_group_size
     linears = [module for module in model.modules if module.in_layer and module.linear]
     leave = "leave precision.qat out"

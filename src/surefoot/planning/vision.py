@@ -6,7 +6,7 @@ They are trained in full, in fp32, also with an adapter: each is then a copy of 
 Also what a vision tower that trains keeps for its backward pass, from the shapes of its parameters. Per patch of a
 picture, in bytes, with b bytes of the compute dtype; norms and what goes from layer to layer are fp32:
 
-    norms           their input 4n each; an RMSNorm keeps the normalised input as well
+    norms           their input 4n each; an RMSNorm keeps the normalized input as well
     linear inputs   those of attention's and the MLP's first layers: under autocast a cast copy for each layer, else
                     the norm's output once for all that share it
     outputs         b * outputs of queries, keys and values and of the MLP's first layers, which attention and the

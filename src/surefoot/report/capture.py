@@ -2,7 +2,7 @@
 
 A large matrix is drawn as the rms of its blocks, so that a single large channel stays visible at any width; a small one
 as absolute values. The scale says which. Each panel has its own scale, from the 1st to the 99.5th percentile, because
-one outlier, such as the first position, would turn the rest black. Values above the scale get the brightest colour.
+one outlier, such as the first position, would turn the rest black. Values above the scale get the brightest color.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _place_of(worst: Any) -> str:
 
 _COLUMNS = 4
 _TICKS = 5  # most intervals of an axis: ticks are slow to draw, and a sheet has 48 axes
-_COLOURS = "viridis"  # perceptually uniform, readable with colour blindness and in print
+_COLORS = "viridis"  # perceptually uniform, readable with color blindness and in print
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def overview(title: str, norms: np.ndarray, layers: Sequence[str]) -> Figure:
     shades = LogNorm(low, high if high > low else low * 10)
     edges = np.arange(norms.shape[1] + 1) + 1  # the first position reaches from 1 to 2
     rows = np.arange(norms.shape[0] + 1) - 0.5
-    image = axes.pcolormesh(edges, rows, norms, cmap=_COLOURS, norm=shades)
+    image = axes.pcolormesh(edges, rows, norms, cmap=_COLORS, norm=shades)
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=12)
     axes.set_xscale("log", base=2)  # the first positions matter most, and of 1,024 each would be a pixel wide
@@ -179,7 +179,7 @@ def difference_sheet(title: str, names: Sequence[str], layers: Sequence[str], va
     axes.set_facecolor("#dcdcdc")
     shades = LogNorm(low, high if high > low else low * 10)
     shown = np.where(values == 0, np.nan, np.maximum(values, low))
-    image = axes.imshow(shown, aspect="auto", cmap=_COLOURS, norm=shades, interpolation="nearest")
+    image = axes.imshow(shown, aspect="auto", cmap=_COLORS, norm=shades, interpolation="nearest")
     axes.set_title(f"{title} (grey: none)", loc="left", fontsize=11)
     axes.set_xlabel("layer")
     axes.set_xticks(range(len(layers)), layers, rotation=0 if len(layers) <= 16 else 90)
@@ -197,7 +197,7 @@ def _draw(figure: Figure, axes: Any, panel: Panel) -> None:
     image = axes.imshow(
         panel.values,
         aspect="auto",
-        cmap=_COLOURS,
+        cmap=_COLORS,
         vmin=low,
         vmax=high if high > low else low + 1.0,
         interpolation="nearest",

@@ -203,12 +203,12 @@ def curve_picture(names: tuple[str, str], a: Sequence[Row], b: Sequence[Row]) ->
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
-    for name, rows, colour in zip(names, (a, b), ("#0072B2", "#D55E00"), strict=True):
+    for name, rows, color in zip(names, (a, b), ("#0072B2", "#D55E00"), strict=True):
         for key, style in (("loss", "-"), ("eval_loss", "o")):
             points = [(row["current_steps"], row[key]) for row in rows if row.get(key) is not None]
             if points:
                 label = f"{name}: {'training' if key == 'loss' else 'evaluation'} loss"
-                axes.plot(*zip(*points, strict=True), style, color=colour, label=label, linewidth=1.2, markersize=5)
+                axes.plot(*zip(*points, strict=True), style, color=color, label=label, linewidth=1.2, markersize=5)
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     if axes.lines:

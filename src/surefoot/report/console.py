@@ -1,10 +1,10 @@
 """The output of a run: to the screen, and with time stamps to run.log.
 
-A console is live (a terminal: colours, and one display that is redrawn in place) or plain (a pipe, a file, a notebook,
+A console is live (a terminal: colors, and one display that is redrawn in place) or plain (a pipe, a file, a notebook,
 TERM=dumb, NO_COLOR). A plain console prints one line per event, flushed, without escape codes or carriage returns.
 `train` prints to stdout; commands whose stdout is data (`--json`) open their console on stderr.
 
-The trade-off: NO_COLOR asks only for no colours, but redrawing needs the same escape codes, so it gets plain lines.
+The trade-off: NO_COLOR asks only for no colors, but redrawing needs the same escape codes, so it gets plain lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Console:
     """Prints and logs the output of a run.
 
     live: redraw in place.
-    colour: send colour codes (a pipe gets them only on request).
+    color: send color codes (a pipe gets them only on request).
     width: columns, None to ask the terminal.
     full: print details that otherwise only run.log gets.
     now: the clock for run.log.
@@ -51,14 +51,14 @@ class Console:
         stream: TextIO,
         *,
         live: bool = False,
-        colour: bool = False,
+        color: bool = False,
         width: int | None = _LOG_WIDTH,
         full: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ):
         self.live, self.full = live, full
         self._has_width = live or width is None
-        self.screen = _Screen(stream, live=live, colour=colour, width=width)
+        self.screen = _Screen(stream, live=live, color=color, width=width)
         self._now = now
         self._log: Path | None = None
         self._unlogged: list[str] = []
@@ -142,14 +142,14 @@ def open_console(stream: TextIO, wishes: TerminalWishes, *, full: bool = False) 
     if not unicode and isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="surefoot.ascii")
     live = stream.isatty() and unicode and not wishes.dumb and not wishes.no_color
-    colour = live or (wishes.force_color and not wishes.no_color)
-    return Console(stream, live=live, colour=colour, width=None if stream.isatty() else _LOG_WIDTH, full=full)
+    color = live or (wishes.force_color and not wishes.no_color)
+    return Console(stream, live=live, color=color, width=None if stream.isatty() else _LOG_WIDTH, full=full)
 
 
 def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:
     """Render as text without escape codes or trailing blanks."""
     out = io.StringIO()
-    _Screen(out, live=False, colour=False, width=width).print(renderable)
+    _Screen(out, live=False, color=False, width=width).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -157,12 +157,12 @@ class _Screen(rich.console.Console):
     """rich without its markup: a table cell may hold the name of an untrusted file. If the reader goes away (`| head`),
     the run continues and writes only to run.log."""
 
-    def __init__(self, stream: TextIO, *, live: bool, colour: bool, width: int | None):
+    def __init__(self, stream: TextIO, *, live: bool, color: bool, width: int | None):
         super().__init__(
             file=stream,
-            force_terminal=live or colour,
+            force_terminal=live or color,
             force_interactive=live,
-            color_system="auto" if colour else None,
+            color_system="auto" if color else None,
             width=width,
             markup=False,
             emoji=False,

@@ -4,7 +4,7 @@ to, group_size, layers: the type, the group size and the number of converted lay
 step: the step of the converted weights.
 rows, tokens: the data of the losses, which are means in nats.
 logged: the loss logged by the run.
-trained: the loss with the layers that round (fake quantisation).
+trained: the loss with the layers that round (fake quantization).
 converted: the loss with the layers that hold integers.
 reloaded: the loss of the folder `quantised` loaded by transformers; absent for an adapter.
 """

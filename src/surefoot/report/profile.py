@@ -194,12 +194,12 @@ def _mega(flops: float) -> str:
     return f"{flops / 1e9:,.1f} GFLOP" if flops >= 1e9 else f"{flops / 1e6:,.1f} MFLOP"
 
 
-# Okabe and Ito's palette: readable with every kind of colour vision.
-_COLOURS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
+# Okabe and Ito's palette: readable with every kind of color vision.
+_COLORS = {"data": "#999999", "forward": "#56B4E9", "backward": "#0072B2", "optimizer": "#E69F00", "other": "#CCCCCC"}
 _MOST = 12  # operators
 _LONGEST = 44  # characters per line of a name, which has at most two lines
 _TITLE = 95  # characters per line of the title
-_LEAST_LABELLED = 0.06  # share of the step from which its name fits
+_LEAST_LABELED = 0.06  # share of the step from which its name fits
 
 
 def draw_profile(report: ProfileReport) -> bytes:
@@ -213,15 +213,15 @@ def draw_profile(report: ProfileReport) -> bytes:
     left = 0.0
     for part in IN_STEP:
         width = 1000 * report.parts.get(part, 0.0)
-        bar.barh(0, width, left=left, color=_COLOURS[part], label=part, edgecolor="white", linewidth=0.8)
-        if width > _LEAST_LABELLED * 1000 * report.step_seconds:
+        bar.barh(0, width, left=left, color=_COLORS[part], label=part, edgecolor="white", linewidth=0.8)
+        if width > _LEAST_LABELED * 1000 * report.step_seconds:
             dark = part == "backward"
             bar.text(left + width / 2, 0, part, ha="center", va="center", color="white" if dark else "black")
         left += width
     bar.set_yticks([])
     bar.set_xlabel("milliseconds per step")
     bar.legend(frameon=False, ncols=len(IN_STEP), loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
-    operators.barh(range(len(shown)), [1000 * one.seconds for one in shown], color=_COLOURS["backward"])
+    operators.barh(range(len(shown)), [1000 * one.seconds for one in shown], color=_COLORS["backward"])
     operators.set_yticks(range(len(shown)), [_fitted(one.name) for one in shown], fontsize=8)
     operators.invert_yaxis()
     operators.set_xlabel("self time in milliseconds per step, under the profiler" if shown else "no step was traced")

@@ -1,4 +1,4 @@
-"""Thumbnails of samples: in data.json for the report, and as coloured blocks on a terminal.
+"""Thumbnails of samples: in data.json for the report, and as colored blocks on a terminal.
 
 At most `MOST` per sample, `SIDE` pixels wide and high, so that a report stays one small file.
 """
@@ -48,7 +48,7 @@ def from_json(written: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class Blocks:
-    """Rich renderable: a picture as coloured half blocks, two pixels per character; empty without colours."""
+    """Rich renderable: a picture as colored half blocks, two pixels per character; empty without colors."""
 
     def __init__(self, picture: Picture, indent: int):
         self._picture, self._indent = picture, indent
@@ -58,10 +58,10 @@ class Blocks:
             return
         image = _small(self._picture, _COLUMNS, _COLUMNS)
         width, height = image.size
-        colours = [Color.from_rgb(*own) for own in _rgb(image)]
+        colors = [Color.from_rgb(*own) for own in _rgb(image)]
         for top in range(0, height - height % 2, 2):
             yield Segment(" " * self._indent)
-            rows = (colours[row * width : (row + 1) * width] for row in (top, top + 1))
+            rows = (colors[row * width : (row + 1) * width] for row in (top, top + 1))
             for upper, lower in zip(*rows, strict=True):
                 yield Segment("▀", Style(color=upper, bgcolor=lower))
             yield Segment.line()

@@ -101,7 +101,7 @@ def _distillation(config: RunConfig) -> dict[str, str]:
     if not config.method.teacher:
         return {}
     ends: dict[float, str] = {0: "forward KL", 1: "reverse KL"}
-    kind = ends.get(given.beta, f"generalised JSD, beta {given.beta:g}")
+    kind = ends.get(given.beta, f"generalized JSD, beta {given.beta:g}")
     more = f", temperature {given.temperature:g}" if given.temperature != 1 else ""
     more += f", {given.sft:g} times the cross entropy of the data's answers" if given.sft else ""
     own = {"answers drawn by the student": f"{given.on_policy:.0%}"} if given.on_policy else {}

@@ -21,7 +21,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Example
 from surefoot.data.batching.loader import Layout, common_beginning
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.families.templates import is_users_own
 from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.methods.sources import settled
@@ -166,7 +166,7 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     )
 
 
-def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout) -> tuple[int, int, int]:
+def step_tokens(train: TokenizedDataset, per: int, size: int, layout: Layout) -> tuple[int, int, int]:
     """Count the tokens of a few random steps: real ones; in padded rows; and in padded rows if the common prefix of a
     pair is computed once.
 
@@ -189,7 +189,7 @@ def step_tokens(train: TokenisedDataset, per: int, size: int, layout: Layout) ->
     return real, padded, shared
 
 
-def _both(train: TokenisedDataset, pair: int) -> Sequence[Example]:
+def _both(train: TokenizedDataset, pair: int) -> Sequence[Example]:
     return train[2 * pair], train[2 * pair + 1]
 
 

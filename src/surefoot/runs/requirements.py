@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from surefoot.config.schema import QUANTISED, RunConfig
+from surefoot.config.schema import QUANTIZED, RunConfig
 from surefoot.planning.parallel import RanksFacts
 from surefoot.system import process
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
@@ -98,7 +98,7 @@ def require_libraries(config: RunConfig, kind: str) -> None:
         faults.append(
             Fault("optim.name", f"adamw_8bit {obstacle}", f"{_INSTALL}, or use adamw or adafactor", code="SF-PACKAGE")
         )
-    if config.precision.base in QUANTISED and (obstacle := bitsandbytes_obstacle(kind)):
+    if config.precision.base in QUANTIZED and (obstacle := bitsandbytes_obstacle(kind)):
         what, fix = f"{config.precision.base} {obstacle}", f"{_INSTALL}, or keep the base in 16 bits"
         faults.append(Fault("precision.base", what, fix, code="SF-PACKAGE"))
     if config.precision.qat != "off" and (obstacle := torchao_obstacle()):

@@ -11,7 +11,7 @@ steps, and only blocks of at least `LARGE` bytes come from the system.
 
 Fragmentation: torch requests blocks aligned to 64 bytes. glibc searches a hole larger by more than the alignment before
 it cuts off the rest (sourceware bug 14581), so the hole of a freed block is too small for another block of its size
-until a neighbour is free as well. The rest cut off is small, and each thread caches freed small blocks, so that it
+until a neighbor is free as well. The rest cut off is small, and each thread caches freed small blocks, so that it
 never becomes free. A decoder layer requests the same few sizes over and over, so a step takes more memory than is alive
 in it. Without the thread cache (`NO_THREAD_CACHE`, which glibc reads at program start, see `surefoot.system.process`)
 this is a third as much and nearly the same in every process. `surefoot.planning.memory` counts it. If each step has its
@@ -51,7 +51,7 @@ def keep_freed_memory() -> str:
     if not is_glibc():
         return ""
     library = ctypes.CDLL(None)
-    # _MXFAST: bins that do not merge freed small blocks with free neighbours, like the thread cache.
+    # _MXFAST: bins that do not merge freed small blocks with free neighbors, like the thread cache.
     settings = {_MMAP_THRESHOLD: LARGE, _TRIM_THRESHOLD: _NEVER, _MXFAST: 0}
     done = [library.mallopt(*setting) for setting in settings.items()]
     return f"freed memory is kept; blocks of {LARGE >> 20} MiB and more come from the system" if all(done) else ""

@@ -142,15 +142,15 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-MODEL-KEYS": ErrorCode(
         "The names or shapes of the weights do not match the config.",
-        "`surefoot convert` recognises other layouts and renames them.",
+        "`surefoot convert` recognizes other layouts and renames them.",
     ),
     "SF-MODEL-KIND": ErrorCode(
         "Models of this kind cannot be trained, or not be used with this command.",
         "docs/families.md lists the supported models.",
     ),
     "SF-MODEL-QUANTISED": ErrorCode(
-        "The model's weights are stored in an unsupported quantised format (bitsandbytes, NVFP4, 3 bits, ...).",
-        "Use the original model; precision.base: nf4 or int8 quantises it while loading.",
+        "The model's weights are stored in an unsupported quantized format (bitsandbytes, NVFP4, 3 bits, ...).",
+        "Use the original model; precision.base: nf4 or int8 quantizes it while loading.",
     ),
     "SF-MODEL-NUMBERS": ErrorCode(
         "Weights or logits are NaN, infinite or too large, or a position sees later tokens.",
@@ -261,7 +261,7 @@ CODES: dict[str, ErrorCode] = {
     ),
     "SF-SERVED-OTHER": ErrorCode(
         "A server's log-probabilities match neither the trained model nor its base.",
-        "Check its adapter, base, adapter scale and quantisation.",
+        "Check its adapter, base, adapter scale and quantization.",
     ),
     "SF-SERVED-UNDECIDED": ErrorCode(
         "Training changed less than rounding, so the served model could be the trained one or its base.",

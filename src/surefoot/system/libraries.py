@@ -66,7 +66,7 @@ def import_deepspeed(kind: str) -> Any:
 
 @functools.cache
 def bitsandbytes_obstacle(kind: str) -> str:
-    """Quantise a matrix and take a step with 8-bit moments to test it. kind: cpu | cuda | mps."""
+    """Quantize a matrix and take a step with 8-bit moments to test it. kind: cpu | cuda | mps."""
     if not is_installed("bitsandbytes"):
         return "needs bitsandbytes, which is not installed"
     try:
@@ -137,10 +137,10 @@ def _try_bitsandbytes(library: Any, kind: str) -> None:
     matrix = torch.nn.Parameter(torch.linspace(-1, 1, 64 * 64, device=kind).reshape(64, 64))
     packed, state = library.functional.quantize_4bit(matrix.data, quant_type="nf4", compress_statistics=True)
     if not torch.allclose(library.functional.dequantize_4bit(packed, state), matrix.data, atol=0.2):
-        raise RuntimeError("dequantising does not return the quantised matrix")
+        raise RuntimeError("dequantizing does not return the quantized matrix")
     codes, scale, _ = library.functional.int8_vectorwise_quant(matrix.data.half())
     if not torch.allclose(codes * scale[:, None] / 127, matrix.data, atol=0.01):
-        raise RuntimeError("dequantising does not return the matrix quantised to 8 bits")
+        raise RuntimeError("dequantizing does not return the matrix quantized to 8 bits")
     matrix.grad = torch.ones_like(matrix)
     library.optim.AdamW8bit([matrix], lr=1e-3).step()
     if not torch.isfinite(matrix).all():

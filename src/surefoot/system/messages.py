@@ -100,7 +100,7 @@ def plain_name(name: str) -> str:
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u202d\u202e"
 _ESCAPES = re.compile(
     rf"""
-      (?:\x1b\[|\x9b)[0-?]*[\ -/]*[@-~]                       # colours, moves of the cursor
+      (?:\x1b\[|\x9b)[0-?]*[\ -/]*[@-~]                       # colors, moves of the cursor
     | (?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d]*(?:\x07|\x1b\\|\x9c)  # the window's title, the clipboard
     | \x1b.?
     | [{_CONTROLS}]

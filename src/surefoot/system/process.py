@@ -271,7 +271,7 @@ def bound_product_caches(kind: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Folder for tokenised data in the user's cache folder. Not created here."""
+    """Folder for tokenized data in the user's cache folder. Not created here."""
     if sys.platform == "win32":
         parent = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":

@@ -3,7 +3,7 @@
     redacted(str(error))    # removes secrets, and anything that could be a key
     veiled(line)            # removes only certain secrets; hashes and long names stay
 
-A secret is recognised by its format (`_SHAPES`) or by the name before it (`hides`). `redacted` may remove harmless
+A secret is recognized by its format (`_SHAPES`) or by the name before it (`hides`). `redacted` may remove harmless
 words, because a printed secret stays in logs and bug reports. Texts may be long and hostile, so every pattern runs in
 linear time: it consumes what it reads, or its lookahead is bounded.
 """

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.batch import Example, Weighted
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.models.generate import generate_answers, pictures_of
 from surefoot.models.modes import inference_mode
 from surefoot.training.objective import LossSum, Objective
@@ -123,7 +123,7 @@ METRICS: Mapping[str, Metric] = {"exact_match": exact_match}
 def answer_examples(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    dataset: TokenisedDataset,
+    dataset: TokenizedDataset,
     *,
     count: int | None,
     stop_ids: Collection[int],

@@ -341,7 +341,7 @@ def _group_metrics(lr: PerGroup[float], norms: Mapping[str, float]) -> dict[str,
 
 
 def draw_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return a well-mixed 63-bit seed; those of neighbouring steps and micro-batches are unrelated."""
+    """Return a well-mixed 63-bit seed; those of neighboring steps and micro-batches are unrelated."""
     # The last word is always 0. Without it all seeds would change, and existing runs could not resume.
     words = np.random.SeedSequence((seed, step, micro_batch, 0)).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])

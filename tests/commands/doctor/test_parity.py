@@ -223,7 +223,7 @@ def test_a_second_model_without_room_is_not_loaded_and_not_called_right(run_of):
     assert (line.code, line.verdict, line.exit_code) == ("FAST-PATH", "unknown", 0)
 
 
-def test_a_quantised_base_is_rounded_on_purpose(run_of):
+def test_a_quantized_base_is_rounded_on_purpose(run_of):
     config = run_of(packing="off")
     with ready(config, 1) as one:
         own, plan = own_pass(one), one.loaded.plan

@@ -67,7 +67,7 @@ def test_fp32_and_nothing_fused_where_it_fits():
 
 
 @pytest.mark.parametrize("base", ["nf4", "int8"])
-def test_a_quantised_base_stays_one(base):
+def test_a_quantized_base_stays_one(base):
     found = choose_reference({"precision": {"base": base, "compute": "bf16"}}, plan(base=base), anything)
     assert found.config["precision"] == {"compute": "fp32", "base": base}
 

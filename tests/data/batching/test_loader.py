@@ -11,14 +11,14 @@ from helpers.token_files import with_columns
 from helpers.toy_model import toy_batches, toy_examples
 from surefoot.data.batching import loader
 from surefoot.data.batching.loader import for_rank, micro_batches, prefetched, with_progress
-from surefoot.data.tokenize.dataset import TokenisedDataset, of_files
+from surefoot.data.tokenize.dataset import TokenizedDataset, of_files
 
 LENGTHS = (3, 2, 8)
 WAIT = 10  # seconds; a thread that is not there by then never comes
 
 
 @pytest.fixture
-def dataset() -> TokenisedDataset:
+def dataset() -> TokenizedDataset:
     """Three examples of records 1, 2 and 4."""
     offsets = np.cumsum([0, *LENGTHS])
     learned = [

@@ -14,7 +14,7 @@ from helpers.faults import gives, raises_fault
 from helpers.zoo import ZOO
 from surefoot.config.schema import RunConfig
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize import tokenize_file as tokenise
+from surefoot.data.tokenize import tokenize_file as tokenize
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.methods.examples import prepare_examples
 from surefoot.models.facts import facts_of
@@ -151,7 +151,7 @@ def test_a_template_that_was_asked_for_stays(prepare, file):
 
 
 def test_twin_without_fallbacks_auto_is_refused_too(prepare, file, monkeypatch):
-    monkeypatch.setattr(tokenise, "templates_to_try", lambda planned, *_, **how: (planned,))
+    monkeypatch.setattr(tokenize, "templates_to_try", lambda planned, *_, **how: (planned,))
     path = file("call")
     with raises_fault("SF-DATA-ROW", f"{path}:1"):
         prepare("phi3", path)

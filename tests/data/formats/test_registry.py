@@ -10,7 +10,7 @@ import pytest
 
 from helpers.converted_records import convert, converted, rows
 from helpers.faults import gives, raises_fault
-from surefoot.data.formats import Conversation, Turn, recognise, scan_format
+from surefoot.data.formats import Conversation, Turn, recognize, scan_format
 from surefoot.data.formats import conversation as fields
 from surefoot.data.formats import conversation as turns_module
 from surefoot.data.formats.reader import reader_with
@@ -233,9 +233,9 @@ TURN = {"messages": [{"role": "user", "content": "u"}], "sharegpt": [{"from": "h
         ({"text": "x"}, "text", ["text"]),
     ],
 )
-def test_recognise_says_what_it_saw(record, layout, fields):
+def test_recognize_says_what_it_saw(record, layout, fields):
     (row,) = rows(record)
-    found, reason = recognise(row, "d.json")
+    found, reason = recognize(row, "d.json")
     assert (found, re.findall(r"'(\w+)'", reason)[: len(fields)]) == (layout, fields)
 
 
@@ -248,9 +248,9 @@ def test_preferences_are_not_taken_for_answers():
     )  # what columns make of it
 
 
-def test_unrecognised_columns_and_their_nearest_name():
+def test_unrecognized_columns_and_their_nearest_name():
     with pytest.raises(InputError) as caught:
-        recognise(*rows({"instruction": "q", "outputs": "a"}), "d.json")
+        recognize(*rows({"instruction": "q", "outputs": "a"}), "d.json")
     (fault,) = caught.value.faults
     assert (fault.code, fault.where) == ("SF-DATA-FORMAT", "d.json:10")
     assert all(gives(fault.what, value) for value in (1, "'instruction'", "'outputs'", "'output'"))

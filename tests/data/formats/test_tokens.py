@@ -12,7 +12,7 @@ from helpers.model_layouts import run_config
 from helpers.tiny_models import tiny_llama
 from surefoot.data.formats import RowFault
 from surefoot.data.formats.conversation import Tokens
-from surefoot.data.formats.registry import recognise
+from surefoot.data.formats.registry import recognize
 from surefoot.data.formats.supervised import read_tokens
 from surefoot.data.prepare import prepare_data
 from surefoot.data.sources.records import Row
@@ -77,9 +77,9 @@ def test_a_record_that_cannot_be_meant_is_refused(record):
         read_tokens(record)
 
 
-def test_they_are_recognised_before_texts_that_they_were_made_from():
+def test_they_are_recognized_before_texts_that_they_were_made_from():
     row = Row(1, 1, {"messages": [{"role": "user", "content": "Hi"}], "input_ids": [5, 6]})
-    assert recognise(row, "d.json")[0] == "tokens"
+    assert recognize(row, "d.json")[0] == "tokens"
 
 
 def test_what_is_trained_is_what_the_record_has(tmp_path):

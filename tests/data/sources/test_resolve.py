@@ -211,7 +211,7 @@ class TestColumns:
         path = folder({"a.json": [{"output": "old", "answer": "new"}]})
         assert parse_rows(open_one(f"{path}/a.json", columns={"output": "answer"}))[0].value == {"output": "new"}
 
-    def test_a_missing_one_is_named_with_its_neighbours(self, folder):
+    def test_a_missing_one_is_named_with_its_neighbors(self, folder):
         path = folder({"a.json": [{"question": "q", "answer": "a"}]})
         named, said, columns = f"{path}/a.json", ("'questoin'", "'instruction'"), {"instruction": "questoin"}
         refuses("SF-DATA-FORMAT", named, *said, path=named, remedy=("'question'",), columns=columns)

@@ -9,7 +9,7 @@ model = transformers.AutoModelForCausalLM.from_pretrained(name)
 arguments = {"learning_rate": 2e-4, "warmup_steps": 0.3, "lr_scheduler_type": "linear", "weight_decay": 0.1}
 
 
-def tokenise(record):
+def tokenize(record):
     return tokenizer(record["text"] + tokenizer.eos_token)
 
 
@@ -27,7 +27,7 @@ trainer = transformers.Trainer(
         use_cpu=True,
         **arguments,
     ),
-    train_dataset=texts.map(tokenise, remove_columns=["text"]),
+    train_dataset=texts.map(tokenize, remove_columns=["text"]),
     data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
 )
 

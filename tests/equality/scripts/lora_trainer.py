@@ -24,11 +24,11 @@ model = get_peft_model(
 )
 
 
-def tokenise(record):
+def tokenize(record):
     return tokenizer(record["text"] + tokenizer.eos_token, truncation=True, max_length=MAX_LENGTH)
 
 
-dataset = load_dataset("json", data_files="data/texts.jsonl", split="train").map(tokenise, remove_columns=["text"])
+dataset = load_dataset("json", data_files="data/texts.jsonl", split="train").map(tokenize, remove_columns=["text"])
 
 training_args = TrainingArguments(
     output_dir="out/lora",

@@ -324,7 +324,7 @@ class Answering:
 
 
 def test_after_the_training_the_reference_is_on_the_device_as_well(build, base, monkeypatch):
-    """ "meta" stands for the device; a quantised model is never moved."""
+    """ "meta" stands for the device; a quantized model is never moved."""
     trainer = build()
     trainer.ref_model = AutoModelForCausalLM.from_pretrained(base)
     monkeypatch.setattr(TrainingArguments, "device", torch.device("meta"))
@@ -333,7 +333,7 @@ def test_after_the_training_the_reference_is_on_the_device_as_well(build, base, 
     assert [one.device.type for one in (trainer.model, trainer.ref_model)] == ["meta", "meta"]
 
 
-def test_twin_a_quantised_reference_stays_where_it_is(build, base, monkeypatch):
+def test_twin_a_quantized_reference_stays_where_it_is(build, base, monkeypatch):
     trainer = build()
     trainer.ref_model = AutoModelForCausalLM.from_pretrained(base)
     trainer.ref_model.config.quantization_config = {}

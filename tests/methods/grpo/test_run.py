@@ -161,7 +161,7 @@ def test_compare_tells_the_gain_over_random_rewards(world, tmp_path):
     assert not [one for one in twin if "random rewards" in one]
 
 
-def test_long_answers_are_penalised(world, tmp_path):
+def test_long_answers_are_penalized(world, tmp_path):
     """The untrained model never ends an answer. What is logged as the reward is the rewards' own."""
     (row, *_), (plain, *_) = (
         run(config_of(world, tmp_path / overlong, overlong=overlong)) for overlong in ("penalise", "learn")

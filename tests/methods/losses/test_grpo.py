@@ -16,7 +16,7 @@ from surefoot.methods.losses.grpo import (
     group_terms,
     overlong_penalty,
     pass_at_k,
-    penalised,
+    penalized,
     without_spread,
 )
 
@@ -57,7 +57,7 @@ def test_groups_without_spread():
 def test_a_penalty_in_the_score_by_hand():
     scores, real = torch.tensor([1.0, 2.0]), torch.tensor([[True, True], [True, False]])
     logprobs, reference = torch.tensor([[-1.0, -2.0], [-3.0, 9.0]]), torch.tensor([[-2.0, -2.5], [-1.0, 5.0]])
-    assert penalised(scores, logprobs, reference, real, 0.1).tolist() == pytest.approx([1 - 0.15, 2 + 0.2])
+    assert penalized(scores, logprobs, reference, real, 0.1).tolist() == pytest.approx([1 - 0.15, 2 + 0.2])
 
 
 def test_the_soft_penalty_of_long_answers_by_hand():

@@ -78,7 +78,7 @@ def test_the_same_micro_batch_gets_the_same_draws_and_another_one_others(model):
     assert first != other
 
 
-def test_a_longer_neighbour_does_not_make_the_noise_smaller():
+def test_a_longer_neighbor_does_not_make_the_noise_smaller():
     """It would with the padded length, as transformers' Trainer and TRL have it."""
     alone = embedding_noise(torch.zeros(1, 50, 200), ALPHA, (50,)).square().mean().item()
     beside, longer = embedding_noise(torch.zeros(2, 500, 200), ALPHA, (50, 500)).square().mean(dim=(1, 2)).tolist()

@@ -169,7 +169,7 @@ def assert_same(folder, reference, dtype):
     model = load_model(folder, dtype=dtype, attention_implementation="eager", device=CPU)
     theirs, ours = reference.state_dict(), model.state_dict()
     assert theirs.keys() == ours.keys()
-    # What was not quantised transformers leaves in the file's type.
+    # What was not quantized transformers leaves in the file's type.
     assert [name for name, tensor in theirs.items() if not torch.equal(tensor.to(ours[name].dtype), ours[name])] == []
     assert ours["model.layers.1.self_attn.o_proj.weight"].dtype == dtype
 

@@ -242,7 +242,7 @@ def test_a_module_is_known_by_what_it_computes():
 
 
 def interleaved(q, k, cos, sin):
-    """As in GPT-J: neighbours turn, not halves."""
+    """As in GPT-J: neighbors turn, not halves."""
 
     def turn(x):
         pairs = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)

@@ -19,7 +19,7 @@ from helpers.faults import gives
 from helpers.rollback_runs import rollback_world, write_config
 from helpers.tiers import representatives
 from surefoot.commands.main import main
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.methods.ppo.memory import Average
 from surefoot.report.death import find_death
 from surefoot.report.flight import recent
@@ -95,7 +95,7 @@ def module_raises(plant: Plant) -> None:
 
 
 def data_raise(plant: Plant) -> None:
-    plant.into(TokenisedDataset, "__getitem__", ValueError("a record that cannot be read"))
+    plant.into(TokenizedDataset, "__getitem__", ValueError("a record that cannot be read"))
 
 
 def config(world: Path, name: str, stage: str, **changes: Any) -> str:

@@ -32,7 +32,7 @@ def doctor(config: Path | None, overrides: tuple[str, ...], as_json: bool, anew:
 
     Without CONFIG.yaml: the machine, its libraries, environment variables, disk and hub. With it, also the run: data,
     labels, types, memory, independence of examples, ten real steps and where their time goes. Only caches of machine
-    measurements and tokenised data are written.
+    measurements and tokenized data are written.
 
     Exits with 2 or 3 if the run would fail. docs/doctor.md lists all codes.
     """

@@ -80,7 +80,7 @@ def parity_lines(config: RunConfig, plan: RunPlan, own: OwnPass, free: int | Non
 
 def _whole_line(plain: Ready, plan: RunPlan, own: OwnPass) -> Finding:
     """Compare the run's own computation with the plain model."""
-    # A quantised base differs from fp32 by its rounding, far more than by the errors searched for here.
+    # A quantized base differs from fp32 by its rounding, far more than by the errors searched for here.
     if packed := plan.precision.packed:
         return ok(_CODE, f"does not apply to the whole run: a base in {packed} is rounded on purpose")
     error = largest_difference(plain.loaded.engine, _pass(plain, own.padded), own.seen)

@@ -45,7 +45,7 @@ def observed_pass(one: Ready) -> Observed:
 
 
 def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:
-    """Duration of `take_pass`; synchronises with a GPU before and after."""
+    """Duration of `take_pass`; synchronizes with a GPU before and after."""
     watch = Stopwatch(one.loaded.engine.device)
     _pass(one, batch, settings, watch)
     profile = watch.profile(1)

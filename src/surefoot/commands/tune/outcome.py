@@ -80,7 +80,7 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, hel
     timed = [(one, number) for number, one in enumerate(tried, start=1) if one.rate]
     others = [(one, number) for one, number in timed if one.settings not in chosen]
     own, found = ([(last, n) for one, n in timed if one.settings == last.settings] for last in (start, best))
-    for label, colour, marker, points in (
+    for label, color, marker, points in (
         ("tried", _BLUE, "o", [one for one in others if not (one[0].failure or one[0].early)]),
         ("stopped early", _LIGHT, "o", [one for one in others if one[0].early and not one[0].failure]),
         ("rejected: wrong results", _GREY, "x", [one for one in others if one[0].failure]),
@@ -90,7 +90,7 @@ def picture(tried: Sequence[Tried], start: Tried, best: Tried, name: str, *, hel
         if not points:
             continue
         places = [(one.memory / 2**20, one.rate) for one, _ in points]
-        axes.plot(*zip(*places, strict=True), marker, color=colour, ms=13 if marker == "*" else 7, label=label, ls="")
+        axes.plot(*zip(*places, strict=True), marker, color=color, ms=13 if marker == "*" else 7, label=label, ls="")
         for place, (_, number) in zip(places, points, strict=True):
             axes.annotate(str(number), place, xytext=(7, 4), textcoords="offset points", fontsize=8, color=_GREY)
     title = f"{name}: speed and memory of the settings tried"

@@ -33,7 +33,7 @@ class Axis:
 
     key: such as "batch.micro".
     values: sorted by size if they have one.
-    ordered: whether the speed rises up to one value and falls beyond it, so that only neighbours are tried.
+    ordered: whether the speed rises up to one value and falls beyond it, so that only neighbors are tried.
     auto: the value closest to "auto", which may be a mixture of several.
     needs: value -> settings that it requires, if those are varied.
     """

@@ -1,7 +1,7 @@
 """Trials of settings: the requests for them, and whether a setting computes the right results.
 
 A setting's first steps are compared with the plain path: eager attention, nothing fused, nothing packed, in fp32 if
-that fits the memory, else in the run's own type. A quantised base stays quantised, since otherwise it would be another
+that fits the memory, else in the run's own type. A quantized base stays quantized, since otherwise it would be another
 model. The first loss tests the forward pass, the first gradient norm the backward pass, and the second loss the update.
 Later steps are not compared, because rounding differences grow during training.
 """

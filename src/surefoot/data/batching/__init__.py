@@ -1,1 +1,1 @@
-"""From tokenised examples to the micro-batches of each optimizer step: order, packing, loading."""
+"""From tokenized examples to the micro-batches of each optimizer step: order, packing, loading."""

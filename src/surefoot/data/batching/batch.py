@@ -26,7 +26,7 @@ RecordName = int | str  # a record's number in its file or, if there are several
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenised example.
+    """One tokenized example.
 
     ids: [T] int64.
     supervised: [T] bool, True where the token itself is learned.

@@ -33,7 +33,7 @@ class GroupEpisode:
     reference: [n] fp32, log-probabilities under the reference model; None without one.
     weights: [n] fp32, factor of each token's loss; None: 1.
     kept: for each position, the candidate tokens that sampling (top-k, top-p) allowed, over which probabilities are
-        normalised; None: the whole vocabulary.
+        normalized; None: the whole vocabulary.
     pieces: which stretches of the response an environment gave, as in `drawn_mask`.
     """
 

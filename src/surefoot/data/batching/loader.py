@@ -37,7 +37,7 @@ from surefoot.data.batching.batch import (
     collate,
     pack,
 )
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 Sizes = Sequence[Sequence[int]]  # token counts of the sequences of each item; all items have equally many sequences
@@ -153,7 +153,7 @@ def _up(count: int, multiple: int) -> int:
 
 
 def micro_batches(
-    dataset: TokenisedDataset,
+    dataset: TokenizedDataset,
     indices: Iterable[int],
     micro: int,
     pad_id: int,
@@ -171,7 +171,7 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
     return pack(examples) if layout.packed else collate(examples, layout.pad_id)
 
 
-def _batch_of(dataset: TokenisedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
+def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
     """Build one micro-batch of these examples, with the pixels of their pictures."""
     batch, sight = to_batch(examples, layout), dataset.sight
     if sight is None or not any(example.pictures for example in examples):
@@ -181,14 +181,14 @@ def _batch_of(dataset: TokenisedDataset, examples: Sequence[Example], layout: La
     return replace(batch, pixels=pixels, seen=(batch.input_ids == sight.token_id).int())
 
 
-def example_batches(dataset: TokenisedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
+def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """Build the micro-batches of one step."""
     own = [int(index) for index in indices]
     groups = layout.groups([(dataset.length(index),) for index in own])
     return [_batch_of(dataset, [dataset[own[place]] for place in group], layout) for group in groups]
 
 
-def all_example_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
+def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
     """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
     never."""
     for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
@@ -219,7 +219,7 @@ def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[Any
         yield last.blank()
 
 
-def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:
+def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:
     """Build the micro-batches of one step of pairs.
 
     pairs: indices of all pairs of the step; pair i has the examples 2i (better) and 2i + 1 (worse).
@@ -232,7 +232,7 @@ def pair_batches(dataset: TokenisedDataset, pairs: Iterable[int], layout: Layout
     return [replace(one, answer_share=share) for one in found]
 
 
-def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
+def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     """Iterate over all pairs of a data set as one step, longest first: little padding, and out of memory happens at
     once or never."""
     count = len(dataset) // 2
@@ -241,7 +241,7 @@ def all_pairs(dataset: TokenisedDataset, layout: Layout) -> Iterator[PairBatch]:
         yield replace(_pair_batch(dataset, group, layout), answer_share=count / tokens if tokens else 0.0)
 
 
-def _pair_batch(dataset: TokenisedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
+def _pair_batch(dataset: TokenizedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
     sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
     common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
     return PairBatch(_batch_of(dataset, [*sides[0], *sides[1]], layout), common, len(pairs))
@@ -255,7 +255,7 @@ def _better_tokens(batch: PairBatch) -> int:
 
 
 def judged_batches(
-    dataset: TokenisedDataset, indices: Iterable[int], layout: Layout, *, others: bool
+    dataset: TokenizedDataset, indices: Iterable[int], layout: Layout, *, others: bool
 ) -> list[JudgedBatch]:
     """Build the micro-batches of one step of judged answers (KTO).
 
@@ -285,7 +285,7 @@ def judged_batches(
     return found
 
 
-def prompt_batches(dataset: TokenisedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
+def prompt_batches(dataset: TokenizedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
     """Build batches of at most `micro` prompts, longest first."""
     found = []
     for chunk in _by_length(indices, dataset.length, micro):

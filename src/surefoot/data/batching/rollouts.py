@@ -137,7 +137,7 @@ class PpoBatch(RowsBatch):
 
     rows: prompts with their answers, padded on the right; targets are the answers' tokens.
     old_logprobs, advantages, returns, old_values: [N] fp32, in the order of the supervised positions of `rows`.
-    text: examples whose language-modelling loss is added.
+    text: examples whose language-modeling loss is added.
     text_share: response tokens of the whole step / supervised tokens of its texts; a sum over the latter times it
         becomes a mean over them when it is added to a sum over response tokens. 0 for a blank text.
     """

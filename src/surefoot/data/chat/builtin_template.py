@@ -183,10 +183,10 @@ def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int
         yield from inside
         return
     left, right = row.user.split("{content}")
-    neighbours = [turns[other].role == "tool" if 0 <= other < len(turns) else False for other in (place - 1, place + 1)]
-    yield _words("\n" if neighbours[0] else row.between + left, place)
+    neighbors = [turns[other].role == "tool" if 0 <= other < len(turns) else False for other in (place - 1, place + 1)]
+    yield _words("\n" if neighbors[0] else row.between + left, place)
     yield from inside
-    yield _words("" if neighbours[1] else right, place)
+    yield _words("" if neighbors[1] else right, place)
 
 
 def _thought(turn: Turn) -> str:

@@ -12,7 +12,7 @@ from surefoot.data.formats.registry import (
     Reader,
     conversations_of,
     kind_of_record,
-    recognise,
+    recognize,
     scan_format,
 )
 from surefoot.data.formats.supervised import retag
@@ -28,7 +28,7 @@ __all__ = [
     "Turn",
     "conversations_of",
     "kind_of_record",
-    "recognise",
+    "recognize",
     "retag",
     "scan_format",
 ]

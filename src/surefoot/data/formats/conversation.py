@@ -151,7 +151,7 @@ class Turn:
 
 
 class Tokens(NamedTuple):
-    """A record that its author has tokenised.
+    """A record that its author has tokenized.
 
     ids: token ids.
     learned: for each, whether it has a label.

@@ -12,7 +12,7 @@ Dialogues written as one text, as in hh-rlhf and DeepSpeed-Chat's data sets, bec
 
     \\n\\nHuman: What is a fjord?\\n\\nAssistant: A long, narrow inlet of the sea.
 
-Text before the first turn is a system text. Neighbouring turns of the same speaker are joined by a blank line, because
+Text before the first turn is a system text. Neighboring turns of the same speaker are joined by a blank line, because
 they cannot be distinguished from one turn that contains the speaker's mark.
 """
 

@@ -4,9 +4,9 @@ Each entry lists the fields that a format requires and reads, and its reader. `f
 whose required fields the first record has, and reports it.
 
 The format must match what the stage learns from. Supervised training refuses preference data, because it would learn
-the bad answers as well; preference stages refuse plain answers. Two kinds of preference data are recognised by their
+the bad answers as well; preference stages refuse plain answers. Two kinds of preference data are recognized by their
 fields, as in TRL and LLaMA-Factory: a better and a worse answer in one record (`chosen`, `rejected`), and answers
-labelled good or bad (`label`: true or false).
+labeled good or bad (`label`: true or false).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Layout:
         return isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and self.turn_key in turns[0]
 
     def seen_in(self, record: Record) -> str:
-        """Name the fields by which the record was recognised."""
+        """Name the fields by which the record was recognized."""
         if self.turn_key:
             return f"{_dialogue(record)!r}, whose turns have {self.turn_key!r}"
         return listed(self.needed)
@@ -144,7 +144,7 @@ LAYOUTS: Mapping[str, Layout] = joined(
 FOR_ANSWERS = tuple(name for name in LAYOUTS if FORMATS[name] == "answers")
 
 
-def recognise(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
+def recognize(row: Row, name: str, *, among: Sequence[str] = FOR_ANSWERS) -> tuple[str, str]:
     """Detect the layout of the first record. Returns the layout and the reason.
 
     name: the file, for the InputError if no layout of `among` fits.
@@ -249,8 +249,8 @@ class FormatScan:
         self._unused |= dict.fromkeys(unused_in(row.value, self.layout))
 
     def refuse(self) -> None:
-        """Raise InputError if supervised training met answers labelled bad, unless the user named the format. If all
-        are labelled good, they can be learned."""
+        """Raise InputError if supervised training met answers labeled bad, unless the user named the format. If all
+        are labeled good, they can be learned."""
         if not self._for_all or self._first_bad is None:
             return
         row, mark = self._first_bad
@@ -299,8 +299,8 @@ def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -
         advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
         raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
     if texts and "text" in first.value:
-        return recognise(first, name, among=("text",))
-    return recognise(first, name)
+        return recognize(first, name, among=("text",))
+    return recognize(first, name)
 
 
 def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, str]:

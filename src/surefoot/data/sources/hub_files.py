@@ -1,7 +1,7 @@
 """Choose the files of a subset and split of a hub data set, as a pure function of its file list and README.
 
 The `configs` of the README's YAML header decide, if present. Otherwise a subset is a folder (folders named `data` or
-after a split belong to their parent), and a split is recognised by the names of folders and files: train, validation
+after a split belong to their parent), and a split is recognized by the names of folders and files: train, validation
 (valid, val, dev), test (eval), or NAME-00000-of-00003, as the hub's tools name shards. If no name shows a split, all
 files are train. Local folders are resolved by the same rules.
 
@@ -47,7 +47,7 @@ class Chosen:
 
     files: paths, sorted.
     part: name of the subset and split.
-    reason: how they were recognised.
+    reason: how they were recognized.
     """
 
     files: tuple[str, ...]
@@ -89,7 +89,7 @@ def choose_files(
 
 
 def is_data(file: str) -> bool:
-    """Whether a file contains records, judged by its name: metadata files, READMEs and licences do not."""
+    """Whether a file contains records, judged by its name: metadata files, READMEs and licenses do not."""
     name = file.rpartition("/")[2]
     letters = "".join(filter(str.isalpha, name.lower().partition(".")[0]))
     prose = data_kind(name) == ".txt" and letters in _PROSE

@@ -1,15 +1,15 @@
 """Read the records of a data file lazily, and validate them.
 
 Files are JSON, JSON lines, CSV, TSV, Parquet or plain text; all but Parquet may be gzipped. A `Source` is identified by
-the SHA-256 of its content before any record is parsed, so data that was tokenised before is found in the cache by
+the SHA-256 of its content before any record is parsed, so data that was tokenized before is found in the cache by
 hashing alone. `read_rows` reads the content a second time, record by record, and raises if it changed in between: a run
 must train on the bytes whose hash it recorded. `surefoot.data.sources.resolve` creates sources.
 
 `Kind` is what a stage learns from, and decides what a record becomes:
 
     answers  one example, whose answers are learned
-    pairs    two neighbouring examples with the same prompt: the better answer, then the worse
-    judged   one example, whose answer is labelled good or bad
+    pairs    two neighboring examples with the same prompt: the better answer, then the worse
+    judged   one example, whose answer is labeled good or bad
     prompts  one example without labels, which ends where the model begins to write
 """
 
@@ -38,7 +38,7 @@ Kind = Records
 
 
 def rows_per_item(kind: Kind) -> int:
-    """Return how many neighbouring examples one item has; a step takes all of them or none."""
+    """Return how many neighboring examples one item has; a step takes all of them or none."""
     return 2 if kind == "pairs" else 1
 
 

@@ -1,4 +1,4 @@
-"""The on-disk cache of tokenised data.
+"""The on-disk cache of tokenized data.
 
 The key is a hash of everything that decides the result, so entries never have to be invalidated: another file,
 template, tokenizer or length, or other surefoot code, means another folder. A folder is published by one rename and
@@ -36,7 +36,7 @@ from surefoot.data.tokenize.dataset import (
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
-    TokenisedFile,
+    TokenizedFile,
     prints_of,
     supervised_of,
 )
@@ -57,7 +57,7 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # dtype (Non
     "field_offsets": (np.dtype(np.int64), ()),
 }
 _META, _PICTURES = "meta.json", "pictures.json"
-Written = tuple[TokenisedFile, dict[str, Any], str]  # examples, metadata, and why nothing was cached ("" if it was)
+Written = tuple[TokenizedFile, dict[str, Any], str]  # examples, metadata, and why nothing was cached ("" if it was)
 
 
 def cache_key(parts: Mapping[str, Any]) -> str:
@@ -68,7 +68,7 @@ def cache_key(parts: Mapping[str, Any]) -> str:
 @cache
 def code_digest() -> str:
     """Return the SHA-256 of all source files that turn records into ids, and of the libraries' versions. Changes need
-    no version number, but after an update all data is tokenised again."""
+    no version number, but after an update all data is tokenized again."""
     installed = hardware.versions()
     digest = hashlib.sha256(json.dumps([installed.get(name) for name in _LIBRARIES]).encode())
     for path in _sources():
@@ -80,7 +80,7 @@ def _sources() -> list[Path]:
     return sorted([*(_PACKAGE / "data").rglob("*.py"), *(_PACKAGE / "families").rglob("*.py")])
 
 
-def open_cache(folder: Path, name: str) -> tuple[TokenisedFile, dict[str, Any]] | None:
+def open_cache(folder: Path, name: str) -> tuple[TokenizedFile, dict[str, Any]] | None:
     """Load the examples and their metadata; None if they are absent or damaged.
 
     name: name of the data file. It is not cached, because another file may have the same content.
@@ -126,7 +126,7 @@ def write_cache(
             _fill(place, batches, width)
             return _opened(place, name), dict(record()), f"{error.faults[0].where} {error.faults[0].what}"
     durable.clear_abandoned(folder.parent)
-    found: tuple[TokenisedFile, dict[str, Any]] | None = None
+    found: tuple[TokenizedFile, dict[str, Any]] | None = None
     try:
         with durable.staged_folder(folder) as staging:
             _fill(staging, batches, width)
@@ -194,11 +194,11 @@ def _move_away(folder: Path) -> None:
         durable.remove(folder)
 
 
-def _opened(folder: Path, name: str) -> TokenisedFile:
+def _opened(folder: Path, name: str) -> TokenizedFile:
     arrays = {array: _mapped(folder / f"{array}.npy") for array in _ARRAYS}
     written: dict[str, list[list[Any]]] = json.loads(plain_files.read_text(folder / _PICTURES))
     pictures = {int(place): tuple(Picture(*one) for one in own) for place, own in written.items()}
-    return TokenisedFile(name, **arrays, pictures=pictures)
+    return TokenizedFile(name, **arrays, pictures=pictures)
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -207,7 +207,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarray]:
-    """Build the arrays of `TokenisedFile` for some examples; `width` is the dtype of the ids."""
+    """Build the arrays of `TokenizedFile` for some examples; `width` is the dtype of the ids."""
     rows = [(one.number, one.line, _flags(one), one.answers_lost) for one in examples]
     ids = np.concatenate([np.zeros(0, dtype=width), *(one.ids for one in examples)], dtype=width, casting="unsafe")
     mask = np.concatenate([np.zeros(0, dtype=bool), *(one.supervised for one in examples)])

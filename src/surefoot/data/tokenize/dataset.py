@@ -1,4 +1,4 @@
-"""Tokenised data sets: memory-mapped arrays of one or more files, and a selection of their examples.
+"""Tokenized data sets: memory-mapped arrays of one or more files, and a selection of their examples.
 
 The arrays are never concatenated, so an example costs nothing until it is read. Files, record numbers and lines are
 kept, so that logs and errors can name the record. Values that every start needs for all examples (label counts, hashes
@@ -30,7 +30,7 @@ CHUNK = 4096  # examples per chunk in passes over all examples
 
 
 @dataclass(frozen=True)
-class TokenisedFile:
+class TokenizedFile:
     """The M examples of one file, concatenated.
 
     name: the file's name, for messages.
@@ -73,11 +73,11 @@ class TokenisedFile:
 
 @dataclass(frozen=True)
 class Chunk:
-    """C neighbouring examples, concatenated.
+    """C neighboring examples, concatenated.
 
     start: index of the first one in the data set.
     lengths: [C] int64, tokens of each.
-    ids, mask: [tokens], as in `TokenisedFile`.
+    ids, mask: [tokens], as in `TokenizedFile`.
     """
 
     start: int
@@ -92,14 +92,14 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class TokenisedDataset:
+class TokenizedDataset:
     """N examples selected from one or more files.
 
     chosen[N]: their indices into the concatenation of all files.
     sight: image processing that makes the pixels; None if no example has pictures.
     """
 
-    files: tuple[TokenisedFile, ...]
+    files: tuple[TokenizedFile, ...]
     chosen: np.ndarray
     sight: Sight | None = None
 
@@ -150,7 +150,7 @@ class TokenisedDataset:
         return np.concatenate([file.supervised for file in self.files])[self.chosen]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Iterate over all examples in order, CHUNK at a time, which is much faster than one by one. Neighbours in a
+        """Iterate over all examples in order, CHUNK at a time, which is much faster than one by one. Neighbors in a
         file are read with one slice."""
         for start in range(0, len(self), CHUNK):
             chosen = self.chosen[start : start + CHUNK]
@@ -207,7 +207,7 @@ class TokenisedDataset:
         names = np.stack([np.concatenate(places), np.concatenate(numbers)], axis=1)[self.chosen]
         return np.cumsum([False, *np.any(names[1:] != names[:-1], axis=1)])
 
-    def subset(self, indices: Sequence[int] | np.ndarray) -> TokenisedDataset:
+    def subset(self, indices: Sequence[int] | np.ndarray) -> TokenizedDataset:
         """Select these examples, in this order, without copying their tokens."""
         return replace(self, chosen=self.chosen[np.asarray(indices, dtype=np.int64)])
 
@@ -216,37 +216,37 @@ class TokenisedDataset:
         """Index of each file's first example in the concatenation."""
         return np.cumsum([0, *(len(file) for file in self.files)])
 
-    def _find(self, index: int) -> tuple[TokenisedFile, int, slice]:
+    def _find(self, index: int) -> tuple[TokenizedFile, int, slice]:
         """Return an example's file, its index in the file and the slice of its tokens."""
         at = int(self.chosen[index])
         number = int(np.searchsorted(self._starts, at, side="right")) - 1
         file, place = self.files[number], at - int(self._starts[number])
         return file, place, slice(int(file.offsets[place]), int(file.offsets[place + 1]))
 
-    def _run(self, number: int, first: int, count: int) -> tuple[TokenisedFile, slice]:
-        """Return the file and the token slice of `count` neighbouring examples; `first` is an index as in `chosen`."""
+    def _run(self, number: int, first: int, count: int) -> tuple[TokenizedFile, slice]:
+        """Return the file and the token slice of `count` neighboring examples; `first` is an index as in `chosen`."""
         file, place = self.files[number], first - int(self._starts[number])
         return file, slice(int(file.offsets[place]), int(file.offsets[place + count]))
 
-    def _name(self, file: TokenisedFile, place: int) -> RecordName:
+    def _name(self, file: TokenizedFile, place: int) -> RecordName:
         """Name an example by its record number, or by file and line if there are several files."""
         if len(self.files) == 1:
             return int(file.rows[place, 0])
         return f"{file.name}:{file.rows[place, 1]}"
 
 
-def of_files(files: Iterable[TokenisedFile], sight: Sight | None = None) -> TokenisedDataset:
+def of_files(files: Iterable[TokenizedFile], sight: Sight | None = None) -> TokenizedDataset:
     """Return a data set of all examples of these files."""
     files = tuple(files)
-    return TokenisedDataset(files, np.arange(sum(map(len, files))), sight)
+    return TokenizedDataset(files, np.arange(sum(map(len, files))), sight)
 
 
-def joined(datasets: Sequence[TokenisedDataset]) -> TokenisedDataset:
+def joined(datasets: Sequence[TokenizedDataset]) -> TokenizedDataset:
     """Concatenate data sets without copying their tokens."""
     starts = np.cumsum([0, *(sum(map(len, one.files)) for one in datasets)])
     chosen = [one.chosen + start for one, start in zip(datasets, starts, strict=False)]
     files = tuple(file for one in datasets for file in one.files)
-    return TokenisedDataset(files, np.concatenate(chosen), datasets[0].sight)
+    return TokenizedDataset(files, np.concatenate(chosen), datasets[0].sight)
 
 
 PRINT = np.dtype("V16")  # BLAKE2b, 16 bytes: probability of a collision in ten million examples is about 10^-25
@@ -292,7 +292,7 @@ class SourceFacts:
     part: which part of the file's examples is in use; empty for all.
     commit: commit of the hub data set that the file belongs to.
     template_fault: why the planned template was not used; empty if it was.
-    unkept: why the tokenised data could not be cached; empty if it was.
+    unkept: why the tokenized data could not be cached; empty if it was.
     example_prompt: a short prompt from the records, to try the trained model with; empty if there is none.
     """
 

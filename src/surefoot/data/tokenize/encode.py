@@ -57,7 +57,7 @@ class EncodeSettings:
         the first prompt, everything = all tokens but the first. Answers that the data marks as not to be learned never
         count as answers.
     chunks: split a text that is too long into several examples.
-    encoding: parts = tokenise an answer separately from its prompt; whole = tokenise prompt and answer as one text, and
+    encoding: parts = tokenize an answer separately from its prompt; whole = tokenize prompt and answer as one text, and
         truncate at the end.
     sight: image processing of a vision model, None for other models. Picture tokens get no labels, and a conversation
         with pictures that is too long is dropped, since part of a picture is meaningless.
@@ -169,7 +169,7 @@ def _given(conversation: Conversation, how: EncodeSettings, stop_ids: Sequence[i
     if ids.min() < 0 or ids.max() >= how.encoder.size:
         number = next(number for number in conversation.tokens.ids if not 0 <= number < how.encoder.size)
         what = f"has the token id {number}, but the tokenizer has {how.encoder.size} ids"
-        raise RowFault(what, "tokenise the data with the tokenizer of this model")
+        raise RowFault(what, "tokenize the data with the tokenizer of this model")
     learned = np.array(conversation.tokens.learned, dtype=bool)
     learned[0] = False  # nothing predicts the first token
     whole = Encoded(

@@ -9,7 +9,7 @@ Nothing is added to a piece: no BOS, and no space before a piece that continues 
 tokenizers add one to every text).
 
 The text is split for the tokenizer only at the borders between prompt and answer. A prompt is encoded as one string, so
-its ids are those of every program that renders and tokenises the same prompt, and those that `prompt_ids` returns for
+its ids are those of every program that renders and tokenizes the same prompt, and those that `prompt_ids` returns for
 generation. The answer is encoded separately, because a model that generates it starts with a new token as well. There
 are two exceptions: if the data spells out a control token, each content is a piece of its own, so that those characters
 stay text; and a template may ask for a split, because the tool it reproduces encodes every slot separately.
@@ -216,7 +216,7 @@ class Template:
 
 
 class Run(NamedTuple):
-    """Neighbouring segments that are all prompt or all one answer.
+    """Neighboring segments that are all prompt or all one answer.
 
     ids: [T].
     spelled_out: number of control-token names that the data spells out in them.
@@ -335,7 +335,7 @@ def _texts(segments: Sequence[Segment], encoder: TextEncoder) -> Iterator[list[S
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Group the non-empty segments: neighbours that are all prompt or all one answer, split at `alone`."""
+    """Group the non-empty segments: neighbors that are all prompt or all one answer, split at `alone`."""
     group: list[Segment] = []
     whose = None
     for segment in segments:

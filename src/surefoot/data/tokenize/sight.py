@@ -1,7 +1,7 @@
 """Image processing for vision models: how many tokens a picture takes, and its pixels.
 
 transformers' image processor of the model decides both, with its Pillow/NumPy backend, so that pixels are the same on
-every machine and no other package is needed. When records are tokenised, a picture is opened once, decoded to check
+every machine and no other package is needed. When records are tokenized, a picture is opened once, decoded to check
 that it is intact, and hashed; its pixels are computed when a batch is built, from the same bytes. Pictures are local
 files; nothing is downloaded.
 

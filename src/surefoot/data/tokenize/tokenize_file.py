@@ -1,6 +1,6 @@
-"""Tokenise one data file, or load it from the cache.
+"""Tokenize one data file, or load it from the cache.
 
-A file that was tokenised before with the same settings is only hashed. Records read by a user's function are converted
+A file that was tokenized before with the same settings is only hashed. Records read by a user's function are converted
 at every start: the cache key is a hash of the function's output, because its code may depend on anything.
 """
 
@@ -22,7 +22,7 @@ from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.formats.reader import CUSTOM, Batches, Reading, each_row, reader_with, spooled
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
-from surefoot.data.tokenize.dataset import SourceFacts, TokenisedFile
+from surefoot.data.tokenize.dataset import SourceFacts, TokenizedFile
 from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
 from surefoot.data.tokenize.segments import Template
 from surefoot.data.tokenize.sight import is_same, refuse_pictures, with_pictures
@@ -64,9 +64,9 @@ class TokenizeSettings(EncodeSettings):
         return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
 
 
-def tokenise(
+def tokenize(
     source: Source, settings: TokenizeSettings, limit: int | None, cache: Path
-) -> tuple[TokenisedFile, SourceFacts]:
+) -> tuple[TokenizedFile, SourceFacts]:
     """Return the file's examples (possibly none) and facts about the file.
 
     limit: number of records to use, from the start of the file; None: all.
@@ -141,7 +141,7 @@ def _open_records(
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
     """Disable Python's garbage collector. Records and examples have no reference cycles, and the collector would take
-    an eighth of the time of tokenising."""
+    an eighth of the time of tokenizing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -290,7 +290,7 @@ def _facts(source: Source, content: str, record: dict[str, Any]) -> SourceFacts:
     )
 
 
-def _with_files(content: str, file: TokenisedFile) -> str:
+def _with_files(content: str, file: TokenizedFile) -> str:
     """Return a hash of the records and of their picture files."""
     hashes = [picture.sha256 for picture in file.all_pictures()]
     return _digest([content, hashes]) if hashes else content

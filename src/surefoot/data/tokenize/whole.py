@@ -1,4 +1,4 @@
-"""Encode prompt and answer as one text, as tools that tokenise a finished text do (TRL).
+"""Encode prompt and answer as one text, as tools that tokenize a finished text do (TRL).
 
 An answer that begins in the middle of a word then shares a token with the prompt, and a newline at its start may merge
 with one before it. A model that generates the answer never sees such tokens, so this is used only if the user asks for

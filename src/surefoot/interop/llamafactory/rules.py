@@ -122,7 +122,7 @@ def set_vision(draft: Draft) -> None:
         draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels", why=_SCALED)
 
 
-def set_quantisation(draft: Draft) -> None:
+def set_quantization(draft: Draft) -> None:
     words = ("quantization_method", "quantization_type", "double_quantization")
     bits = draft["quantization_bit"]
     if bits is None:
@@ -273,7 +273,7 @@ RULES = (
     set_model,
     set_adapter,
     set_vision,
-    set_quantisation,
+    set_quantization,
     set_data,
     set_template,
     set_learned,

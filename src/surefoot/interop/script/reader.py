@@ -31,7 +31,7 @@ LORA = {
     "inference_mode": "lora_inference_mode",
     "init_lora_weights": "init_lora_weights",
 }
-QUANTISED = {
+QUANTIZED = {
     "load_in_4bit": "load_in_4bit",
     "load_in_8bit": "load_in_8bit",
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
@@ -141,7 +141,7 @@ class Reader(Findings):
             self.words.append(Word("use_peft", True, where, "LoraConfig(…)"))
             self._keywords(lasts["LoraConfig"], LORA)
         if "BitsAndBytesConfig" in lasts:
-            self._keywords(lasts["BitsAndBytesConfig"], QUANTISED)
+            self._keywords(lasts["BitsAndBytesConfig"], QUANTIZED)
         self._models(named, trainers[0])
         self.statements = Statements(self, arguments[0], trainers[0], lasts.get("LoraConfig"), LORA, trl.ROWS.keys())
         self._trainer(trainers[0])

@@ -177,7 +177,7 @@ class Statements:
             if masked is None or self.script.value(masked) is not False:
                 self.found.fault(
                     call,
-                    f"{self.script.text(call)}: surefoot does not support masked language modelling",
+                    f"{self.script.text(call)}: surefoot does not support masked language modeling",
                     "use mlm=False",
                 )
             return "everything"

@@ -10,7 +10,7 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import script_fault
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.script.reader import LORA, PLAIN_TRAINER, QUANTISED, ROWS
+from surefoot.interop.script.reader import LORA, PLAIN_TRAINER, QUANTIZED, ROWS
 from surefoot.interop.script.rules import set_stopping
 from surefoot.interop.settings import by_name
 from surefoot.interop.takeover.session import RUN, Taken
@@ -114,7 +114,7 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
         yield Word("bf16", True, "model", "dtype=bfloat16")  # its products are in bf16 without autocast, too
     yield Word("dtype", record["dtype"], "model", f"dtype={record['dtype']}")
     yield from _of_adapter(record)
-    for name, known in QUANTISED.items():
+    for name, known in QUANTIZED.items():
         if name in record.get("quantised", {}) and known in rows:
             value = record["quantised"][name]
             if value != rows[known].default:

@@ -155,14 +155,14 @@ def set_length(draft: Draft) -> None:
 
 
 def set_precision(draft: Draft) -> None:
-    dtype, quantised = draft["dtype"], draft["model.quantize_base"]
+    dtype, quantized = draft["dtype"], draft["model.quantize_base"]
     if dtype not in _DTYPES:
         draft.refuse("dtype", f"torchtune has no {dtype}", f"choose from {', '.join(_DTYPES)}")
         return
     adapted = draft.written("adapter") is not None
     master = "" if dtype == "fp32" else "trained weights are kept in fp32"
     draft.set("precision.compute", dtype, "dtype", why=master)
-    if quantised or last_name(draft["model._component_"]).startswith("qlora_"):
+    if quantized or last_name(draft["model._component_"]).startswith("qlora_"):
         draft.set("precision.base", "nf4", "model.quantize_base", "model._component_")
     elif adapted:
         draft.set("precision.base", dtype, "dtype", why=master)

@@ -205,7 +205,7 @@ def _set_rest(draft: Draft, loss: str, before: str, model: str | None) -> None:
     _set_engine(draft, before)
     if draft[f"{before}mask_truncated_completions"]:
         if draft.written("grpo.overlong") is not None:
-            draft.refuse(f"{before}mask_truncated_completions", "long answers are penalised already", "keep one")
+            draft.refuse(f"{before}mask_truncated_completions", "long answers are penalized already", "keep one")
             return
         why = _MASKED if loss == "rloo" else ""
         draft.set("grpo.overlong", "mask", f"{before}mask_truncated_completions", why=why)

@@ -29,7 +29,7 @@ from surefoot.data.batching.batch import (
     in_rows,
     row_digests,
 )
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.kernels.divergence import Known, Likeliest
 from surefoot.methods.distill.asked import Asked
 from surefoot.methods.losses.distill import stand_in
@@ -183,7 +183,7 @@ def open_served(run: RunInputs, loaded: LoadedModels, words: int, notify: Notify
 
 
 def check_server(
-    model: ServedModel, top: int, tokenizer: PreTrainedTokenizerBase, words: int, data: TokenisedDataset, longest: int
+    model: ServedModel, top: int, tokenizer: PreTrainedTokenizerBase, words: int, data: TokenizedDataset, longest: int
 ) -> int:
     """Return the number of token ids that both models have: the tokenizer's, without a PAD of the student's own. Raises
     InputError where the server's model cannot be the teacher of these data.

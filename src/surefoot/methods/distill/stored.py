@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from surefoot.data.batching.batch import DIGEST_SIZE, Batch, Example, example_digest, in_rows, row_digests
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.families.files import read_json
 from surefoot.kernels.divergence import Known, Likeliest
 from surefoot.methods.losses.distill import Teacher, stand_in
@@ -140,7 +140,7 @@ def _places(folder: Path, facts: StoredFacts) -> dict[bytes, _Place]:
 
 
 def check_stored(
-    path: str, key: str, *, tokenizer: str, temperature: float, words: int, data: Sequence[TokenisedDataset]
+    path: str, key: str, *, tokenizer: str, temperature: float, words: int, data: Sequence[TokenizedDataset]
 ) -> None:
     """Raise InputError for a folder that is damaged, or was made for another tokenizer, temperature or other data.
 
@@ -191,7 +191,7 @@ def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-def _examples(data: Sequence[TokenisedDataset]) -> Iterator[Example]:
+def _examples(data: Sequence[TokenizedDataset]) -> Iterator[Example]:
     for dataset in data:
         yield from (dataset[index] for index in range(len(dataset)))
 

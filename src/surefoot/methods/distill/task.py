@@ -12,7 +12,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, Weighted, digested
 from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.distill.drawing import Drawing, check_prompts
 from surefoot.methods.distill.served import KEY, open_served
@@ -66,12 +66,12 @@ def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
 
 
-def _digested_batches(dataset: TokenisedDataset, indices: np.ndarray, layout: Layout) -> list[Batch]:
+def _digested_batches(dataset: TokenizedDataset, indices: np.ndarray, layout: Layout) -> list[Batch]:
     """Like `example_batches`. Made here, off the device, the digests cost no step a wait."""
     return [digested(rows) for rows in example_batches(dataset, indices, layout)]
 
 
-def _all_digested_batches(dataset: TokenisedDataset, layout: Layout) -> Iterator[Batch]:
+def _all_digested_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
     return map(digested, all_example_batches(dataset, layout))
 
 

@@ -105,7 +105,7 @@ def reply_of(value: Any, role: str, name: str, *, opening: bool = False) -> Repl
     opening: it is what is said before the first answer.
 
     Raises InputError for anything else, NotFinite for such a reward, UnicodeEncodeError for a text with half a
-    surrogate pair, which can neither be tokenised nor stored.
+    surrogate pair, which can neither be tokenized nor stored.
     """
     if not isinstance(value, Mapping):
         value = {"observation": value}

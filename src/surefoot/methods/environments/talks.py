@@ -3,7 +3,7 @@
     prompt | drawn, given, drawn, given, drawn
 
 The ids are concatenated and never made from text again: drawn ids stay as they were drawn, and what the environment
-says is tokenised in the template's marks (`TurnMarks`). The next turn is drawn after exactly these ids, and the same
+says is tokenized in the template's marks (`TurnMarks`). The next turn is drawn after exactly these ids, and the same
 ids are trained on, with a loss on the drawn ones only. Each turn draws from a stream of its own, a function of seed,
 place and turn.
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.methods.environments.talks import ENVIRONMENT, Asked, Heard, Talks, counted, episode_seed
 from surefoot.methods.grpo.reward_models import RewardModel, model_scores
 from surefoot.methods.grpo.rollout import GroupRollout, Passes, scored_rollout
@@ -55,7 +55,7 @@ class Answering:
     def answer(
         self,
         step: int,
-        data: TokenisedDataset,
+        data: TokenizedDataset,
         where: Sequence[int],
         *,
         temperature: float,
@@ -106,7 +106,7 @@ class Answering:
     def _grade(
         self,
         heard: Heard,
-        data: TokenisedDataset,
+        data: TokenizedDataset,
         places: Sequence[int],
         by_models: Mapping[str, Sequence[float | None]],
     ) -> tuple[list[Graded], list[str]]:
@@ -211,7 +211,7 @@ class Evaluated:
 def evaluate_answers(
     how: Answering,
     step: int,
-    data: TokenisedDataset,
+    data: TokenizedDataset,
     *,
     count: int,
     temperature: float,

@@ -25,7 +25,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.method_facts.losses import GroupLossFacts
 from surefoot.methods.environments.talks import ENVIRONMENT, counted
 from surefoot.methods.grpo.memory import Figures
-from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalised, without_spread
+from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalized, without_spread
 from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
 from surefoot.methods.losses.sft import supervised_logits
@@ -226,7 +226,7 @@ def to_episodes(
     """
     scores = rollout.learned.where(rollout.lengths > 0, torch.nan)
     if terms.kl > 0 and reference is not None:
-        scores = penalised(scores, logprobs, reference, rollout.real, terms.kl)
+        scores = penalized(scores, logprobs, reference, rollout.real, terms.kl)
     groups = scores.reshape(-1, terms.group)
     advantages = group_advantages(groups, terms.facts).flatten()
     known = scores.isfinite()

@@ -2,7 +2,7 @@
 
     loss = sum over supervised t of D(q(. | before t), p(. | before t)) + sft * cross entropy of target_t
 
-D is forward KL, reverse KL or a generalised JSD (`surefoot.kernels.divergence`). Both distributions are compared a few
+D is forward KL, reverse KL or a generalized JSD (`surefoot.kernels.divergence`). Both distributions are compared a few
 positions at a time. With the chunked head (`surefoot.models.fast.chunked_head`) neither model's logits of all positions
 exist; without it the student's do.
 

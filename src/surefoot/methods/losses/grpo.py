@@ -223,7 +223,7 @@ def overlong_penalty(lengths: torch.Tensor, limit: int, buffer: int) -> torch.Te
     return ((limit - buffer - lengths.double()) / buffer).clamp(min=-1.0, max=0.0)
 
 
-def penalised(
+def penalized(
     scores: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor, real: torch.Tensor, kl: float
 ) -> torch.Tensor:
     """Subtract kl times the sum of log p - log p_ref over the answer, if the penalty is in the score.

@@ -1,4 +1,4 @@
-"""KTO: learning from single answers labelled good or bad (Ethayarajh et al. 2024).
+"""KTO: learning from single answers labeled good or bad (Ethayarajh et al. 2024).
 
 With g = log p(y|x) - log q(y|x) between policy p and reference q, and s the logistic function, the loss of an answer is
 

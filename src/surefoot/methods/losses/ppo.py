@@ -220,12 +220,12 @@ def whiten(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     of them NaN, so that the guard sees it."""
     count = real.sum()
     mean = values.where(real, 0.0).sum() / count
-    centred = (values - mean).where(real, 0.0)
-    variance = centred.square().sum() / count
+    centered = (values - mean).where(real, 0.0)
+    variance = centered.square().sum() / count
     # A variance of rounding errors must not be scaled to 1.
     least = (torch.finfo(values.dtype).eps * mean.abs()).square()
     scale = torch.where(variance <= least, 0.0, variance.rsqrt())  # NaN stays NaN
-    return (centred * scale).where(real, 0.0)
+    return (centered * scale).where(real, 0.0)
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, real: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ import torch
 
 from surefoot.config.sections import DataConfig
 from surefoot.data.batching.loader import Layout, all_pairs
-from surefoot.data.tokenize.dataset import TokenisedDataset
+from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.families.files import read_json_if_there
 from surefoot.methods.examples import prepare_examples
 from surefoot.methods.method import LoadedModels, Notify, RunInputs
@@ -142,7 +142,7 @@ def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
     notify(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
-def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
+def measure_prior(models: PPOModels, pairs: TokenizedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
     """Measure how often the reward model prefers the better answer.
 
     pairs: 2 rows each, the better answer first.
@@ -157,7 +157,7 @@ def measure_prior(models: PPOModels, pairs: TokenisedDataset, plan: RunPlan, loa
     return Ranking(right / count, count)
 
 
-def _held_out_pairs(run: RunInputs) -> TokenisedDataset | None:
+def _held_out_pairs(run: RunInputs) -> TokenizedDataset | None:
     """Return the pairs of the evaluation data; None if there is none, or its records are not pairs."""
     config = run.config
     held_out = config.data.eval

@@ -1,4 +1,4 @@
-"""PPO's data: the prompts of each step, and the texts whose language-modelling loss is mixed in.
+"""PPO's data: the prompts of each step, and the texts whose language-modeling loss is mixed in.
 
 Texts are read as SFT data, so answers are learned as answers and plain texts in full, as many per step as there are
 answers.

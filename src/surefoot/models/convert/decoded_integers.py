@@ -46,9 +46,9 @@ def decoded_integers(tensors: Tensors, stored: Mapping[str, Any]) -> dict[str, L
     decode, kinds = _FORMS[stored["quant_method"]]
     plain: dict[str, LazyTensor] = {}
     for stem, parts in modules.items():
-        quantised = not kinds.isdisjoint(parts)
-        plain |= {stem + kind: tensor for kind, tensor in parts.items() if not (quantised and kind in _OWN)}
-        if quantised:
+        quantized = not kinds.isdisjoint(parts)
+        plain |= {stem + kind: tensor for kind, tensor in parts.items() if not (quantized and kind in _OWN)}
+        if quantized:
             plain[f"{stem}weight"] = decode(stem, parts, stored)
     return plain
 

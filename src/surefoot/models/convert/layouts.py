@@ -1,4 +1,4 @@
-"""Table of the layouts that are recognised, and the rules from transformers' layout to those that can be written.
+"""Table of the layouts that are recognized, and the rules from transformers' layout to those that can be written.
 
 docs/convert.md shows the table.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.models.convert.recognise import Target, groups
-from surefoot.models.convert.recognise_adapter import regrouped_config, regrouping
+from surefoot.models.convert.recognize import Target, groups
+from surefoot.models.convert.recognize_adapter import regrouped_config, regrouping
 from surefoot.models.convert.rules import Rule, apply
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error
 
@@ -20,13 +20,13 @@ class Layout:
     """A layout of weights.
 
     name: in messages and `surefoot convert --to NAME`.
-    recognised_by: the names or shapes that it is recognised by.
+    recognized_by: the names or shapes that it is recognized by.
     rules: kinds in `surefoot.models.convert.rules` that convert from it.
     to: whether `surefoot convert --to NAME` writes it.
     """
 
     name: str
-    recognised_by: str
+    recognized_by: str
     rules: tuple[str, ...] = ()
     to: bool = False
 

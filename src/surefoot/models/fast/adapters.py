@@ -1,7 +1,7 @@
 """LoRA and DoRA in PEFT models, computed with `surefoot.kernels.adapters`.
 
 Parameters, names and files remain PEFT's. An adapted layer gets another `forward`, which reads PEFT's parameters and
-falls back to PEFT's own forward in unsupported cases (several adapters at once, merged weights, a quantised base,
+falls back to PEFT's own forward in unsupported cases (several adapters at once, merged weights, a quantized base,
 variants of LoRA other than DoRA).
 
 Layers with a common input are found with one forward pass at installation, which records which layers get the same
@@ -301,7 +301,7 @@ def _draw(layer: LoraLinear | ParamWrapper, adapter: _Adapter, x: torch.Tensor) 
 def _takes(layer: LoraLinear | ParamWrapper) -> bool:
     """Whether the layer wraps a plain linear layer of torch or transformers (also a ParamWrapper may, see
     `surefoot.models.adapter_targets`)."""
-    # Exact types: quantised linear layers are subclasses of torch's with another product.
+    # Exact types: quantized linear layers are subclasses of torch's with another product.
     return type(layer) in (LoraLinear, ParamWrapper) and type(layer.get_base_layer()) in (nn.Linear, Conv1D)
 
 

@@ -1,6 +1,6 @@
 """README.md of a run folder: the model card that a hub shows.
 
-Only known facts are written: no empty licence, no "None", no local path. The code under "Use" runs as it is, which a
+Only known facts are written: no empty license, no "None", no local path. The code under "Use" runs as it is, which a
 test checks; for a reward model it scores one answer with transformers, PEFT and safetensors.
 """
 

@@ -1,7 +1,7 @@
 """Pictures and tables of `surefoot evaluate norms`, drawn from norms.json.
 
 results: by side ("base" and "adapter", or "model"), as written by `surefoot.evaluate.norms.results_to_json`. Each side
-has its own colour in all pictures; the first position has a solid line, the rest a dashed one.
+has its own color in all pictures; the first position has a solid line, the rest a dashed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Results = Mapping[str, Mapping[str, Any]]
 
 # Okabe and Ito's palette, as in `plots`.
-_COLOURS = {"base": "#0072B2", "model": "#0072B2", "adapter": "#D55E00"}
+_COLORS = {"base": "#0072B2", "model": "#0072B2", "adapter": "#D55E00"}
 _MARKED_UP_TO = 48  # layers or positions; more would run together
 _LINES = 5  # layers in the picture by position
 _MOST_LAYERS = 40  # rows of the table; norms.json has all layers
@@ -140,9 +140,7 @@ def _plot(axes: Any, points: Sequence[tuple[int, Any]], label: str, side: str, s
     known = [(x, y) for x, y in points if y is not None]
     if known:
         shown = marker if len(known) <= _MARKED_UP_TO else None
-        axes.plot(
-            *zip(*known, strict=True), style, color=_COLOURS[side], label=label, marker=shown, ms=4, linewidth=1.6
-        )
+        axes.plot(*zip(*known, strict=True), style, color=_COLORS[side], label=label, marker=shown, ms=4, linewidth=1.6)
     return [y for _, y in known]
 
 

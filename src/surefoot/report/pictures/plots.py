@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-# Okabe and Ito's palette: readable with every kind of colour vision, and by lightness in print.
+# Okabe and Ito's palette: readable with every kind of color vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 SMOOTH_FROM = 5  # points of a training loss, noisy because each is another batch; fewer are not smoothed
 _SMOOTH_OTHERS_FROM = 30  # points of a quantity measured repeatedly on the same data
@@ -137,7 +137,7 @@ def curve_of(rows: Sequence[Row], quantity: Quantity) -> Curve:
 
 def smooth(values: Sequence[float]) -> list[float]:
     """Smooth with weights w ** distance to both sides. Past and future count equally, so that the line does not lag
-    behind a falling loss; weights are normalised over the existing values, so that the first value is not overweighted.
+    behind a falling loss; weights are normalized over the existing values, so that the first value is not overweighted.
     w is such that the mean distance to one side is `_SPAN` of the curve, and at least `_LEAST_SPAN` points."""
     side = max(_SPAN * len(values), _LEAST_SPAN)
     weight = min(side / (1 + side), 1 - _LEAST_NEW)

@@ -1,6 +1,6 @@
 """The data audit for people: on the screen, and in the report from data.json.
 
-The learned part stands between ⟦ and ⟧, on a terminal also in bold colour, so that nobody depends on colours. Data may
+The learned part stands between ⟦ and ⟧, on a terminal also in bold color, so that nobody depends on colors. Data may
 contain any text; control characters are shown as escapes and never reach the terminal.
 """
 

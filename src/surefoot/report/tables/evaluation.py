@@ -168,7 +168,7 @@ class ScoreRow:
     cells: by column heading.
     average: over these columns, None if it has no meaning.
     measured: measured here, not a published value.
-    group: rows of a group share a colour in the picture.
+    group: rows of a group share a color in the picture.
     """
 
     name: str
@@ -235,7 +235,7 @@ def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mappi
         )
     shades = {"LoRA": (_ORANGE, "o"), "DoRA": (_GREEN, "D")}
     for group in dict.fromkeys(row.group for row in published):
-        colour, marker = shades.get(group, (_GREY, "s"))
+        color, marker = shades.get(group, (_GREY, "s"))
         of_group = [row for row in published if row.group == group]
         shift = 0.22 if group == "LoRA" else 0.34
         points = [
@@ -244,7 +244,7 @@ def draw_scores(rows: Sequence[ScoreRow], headings: Sequence[str], chance: Mappi
             for column, cell in enumerate(_cells(row, headings))
         ]
         x, y = zip(*points, strict=True)
-        axes.plot(x, y, marker, color=colour, ms=4.5, alpha=0.75, mec="none", label=f"published, {group}")
+        axes.plot(x, y, marker, color=color, ms=4.5, alpha=0.75, mec="none", label=f"published, {group}")
     for column, heading in enumerate(headings):
         if (floor := chance.get(heading)) is not None:
             axes.hlines(100 * floor, column - 0.45, column + 0.45, color="black", linestyle=":", linewidth=1)

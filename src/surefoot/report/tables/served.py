@@ -153,5 +153,5 @@ def _of_weights(report: ServedReport, where: str) -> Iterator[Fault]:
             what += f"{first.trained:.4f} trained"
         if report.strength is not None:
             what += f"; {report.strength:.2f} of the training's change is served"
-        fix = "check that the server uses this adapter, its scale and this base, without quantisation"
+        fix = "check that the server uses this adapter, its scale and this base, without quantization"
         yield Fault(where, what, fix, code="SF-SERVED-OTHER")

@@ -146,7 +146,7 @@ BUILT_IN = (
     "What is the capital of France, and which river runs through it?",
     "Write a Python function that returns the n-th Fibonacci number.",
     "Erkläre in zwei Sätzen, warum der Himmel blau ist.",
-    "Summarise: the meeting moved from 9:30 on Tuesday to 14:00 on Thursday, room 12B, bring the 2024 figures.",
+    "Summarize: the meeting moved from 9:30 on Tuesday to 14:00 on Thursday, room 12B, bring the 2024 figures.",
     "小猫为什么喜欢睡觉?",
 )
 

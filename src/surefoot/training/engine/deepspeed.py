@@ -53,7 +53,7 @@ from surefoot.training.state import LossScale
 class DeepSpeedEngine(Engine):
     """One ZeRO stage. There is no replica check: moments exist once, and weights are sent to all ranks after each step.
 
-    Raises InputError for an optimizer that is not elementwise, for quantised weights, and if DeepSpeed is missing.
+    Raises InputError for an optimizer that is not elementwise, for quantized weights, and if DeepSpeed is missing.
     """
 
     def __init__(

@@ -27,10 +27,10 @@ def elementwise(optimizer: Optimizer, engine: str) -> Optimizer:
 
 
 def require_shareable(model: nn.Module, engine: str) -> None:
-    """Raises InputError for quantised weights."""
+    """Raises InputError for quantized weights."""
     packed = next((name for name, one in model.named_parameters() if not one.is_floating_point()), None)
     if packed is not None:
-        what = f"{engine} cannot shard quantised weights, such as {packed}"
+        what = f"{engine} cannot shard quantized weights, such as {packed}"
         raise InputError(Fault("parallel.engine", what, "use ddp, or precision.base: auto", code="SF-CONFIG-CONFLICT"))
 
 

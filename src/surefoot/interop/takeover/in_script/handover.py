@@ -177,9 +177,9 @@ class HandOver:
         adapter = getattr(model, "peft_config", None) if hasattr(model, "get_base_model") else None
         base = model.get_base_model() if adapter else model
         facts: dict[str, Any] = {"dtype": str(next(base.parameters()).dtype).removeprefix("torch.")}
-        quantised = getattr(base.config, "quantization_config", None)
-        if quantised is not None:
-            facts["quantised"] = quantised if isinstance(quantised, dict) else quantised.to_dict()
+        quantized = getattr(base.config, "quantization_config", None)
+        if quantized is not None:
+            facts["quantised"] = quantized if isinstance(quantized, dict) else quantized.to_dict()
         self._look_at_parameters(model, bool(adapter))
         if adapter and not adapter.keys() <= {"default", "ref"}:
             self._refuse("adapter", f"the model has the adapters {', '.join(adapter)}", "use one, called default")

@@ -50,7 +50,7 @@ def base_state(base: Any) -> dict[str, Any]:
 def is_same(state: Mapping[str, Any], source: Path, *, rounded: bool, headless: bool = False) -> bool:
     """Whether the folder's safetensors files hold exactly these weights, in their dtype or a narrower one.
 
-    rounded: some are quantised on loading; then only the others are compared, in the model's dtype.
+    rounded: some are quantized on loading; then only the others are compared, in the model's dtype.
     headless: the model has no output head, the files may.
     """
     import torch
@@ -83,17 +83,17 @@ def write_base(base: Any, folder: Path) -> tuple[bool, str]:
     Returns whether it is a copy, and why it cannot be written, "" if it was.
     """
     folder.mkdir(exist_ok=True)
-    quantised = getattr(base.config, "quantization_config", None) is not None
+    quantized = getattr(base.config, "quantization_config", None) is not None
     source, state = source_of(base), base_state(base)
-    same = source is not None and is_same(state, source, rounded=quantised, headless=scores(base))
+    same = source is not None and is_same(state, source, rounded=quantized, headless=scores(base))
     if same and source is not None:
         for path in source.iterdir():
             if path.name.endswith((".safetensors", ".safetensors.index.json")):
                 os.symlink(path.resolve(), folder / path.name)
         base.config.save_pretrained(folder)
-        _restore_quantisation(folder / "config.json", source / "config.json")
-    elif quantised:
-        return False, "has a quantised base whose other weights are not those of its files"
+        _restore_quantization(folder / "config.json", source / "config.json")
+    elif quantized:
+        return False, "has a quantized base whose other weights are not those of its files"
     elif scores(base) and not base.config.tie_word_embeddings:
         return False, "has a head for scores alone, and other weights than the files of the language model"
     else:
@@ -106,8 +106,8 @@ def write_base(base: Any, folder: Path) -> tuple[bool, str]:
     return not same, ""
 
 
-def _restore_quantisation(path: Path, source: Path) -> None:
-    """Let config.json say of quantisation what the files' own says: the script may have quantised on loading."""
+def _restore_quantization(path: Path, source: Path) -> None:
+    """Let config.json say of quantization what the files' own says: the script may have quantized on loading."""
     config, own = (json.loads(one.read_text()) for one in (path, source))
     config.pop("quantization_config", None)
     if "quantization_config" in own:
@@ -206,7 +206,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def to_cpu(*models: Any) -> list[Any]:
-    """Move the models to CPU memory, but not quantised ones. Returns those that it moved; None is no model."""
+    """Move the models to CPU memory, but not quantized ones. Returns those that it moved; None is no model."""
     import torch
 
     moved = [one for one in models if one is not None and getattr(one.config, "quantization_config", None) is None]

@@ -1,4 +1,4 @@
-"""Recognise the layout of a state dict from names and shapes, and find the rules that convert it to transformers'.
+"""Recognize the layout of a state dict from names and shapes, and find the rules that convert it to transformers'.
 
 No tensor is read. Each step checks one property and adds a rule. In the end every name and shape must match the model
 (`Target`); otherwise the errors count missing and surplus weights and show the first of each.
@@ -110,8 +110,8 @@ _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|weight_m_wdecomp|modules_to_save|orig
 
 
 @dataclass(frozen=True)
-class Recognised:
-    """Result of `recognise`.
+class Recognized:
+    """Result of `recognize`.
 
     layouts: names in `models.convert.layouts`, in the order found; () for the family's own layout.
     rules: conversion rules, in the order of application.
@@ -128,7 +128,7 @@ class Recognised:
 
 
 class Conversion:
-    """State of a conversion: the tensors, the rules applied so far, and the layouts recognised."""
+    """State of a conversion: the tensors, the rules applied so far, and the layouts recognized."""
 
     def __init__(self, tensors: Tensors, layouts: Iterable[str] = (), rules: Iterable[Rule] = ()):
         self.tensors: dict[str, LazyTensor] = dict(tensors)
@@ -143,7 +143,7 @@ class Conversion:
             self.layouts.append(layout)
 
 
-def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
+def recognize(tensors: Tensors, target: Target, where: str) -> Recognized:
     """Find how to convert `tensors` to transformers' layout of the model. A tied head may be stored or not.
 
     where: the place that errors name.
@@ -159,7 +159,7 @@ def recognise(tensors: Tensors, target: Target, where: str) -> Recognised:
     _orientation_and_groups(conversion, target, where)
     kept = {name: tensor for name, tensor in conversion.tensors.items() if not name.startswith(VALUE_HEAD)}
     faults = tuple(misfits(kept, target, where))
-    return Recognised(tuple(conversion.layouts), tuple(conversion.rules), kept, value_head, faults)
+    return Recognized(tuple(conversion.layouts), tuple(conversion.rules), kept, value_head, faults)
 
 
 def misfits(tensors: Tensors, target: Target, where: str) -> list[Fault]:

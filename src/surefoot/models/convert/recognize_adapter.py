@@ -1,6 +1,6 @@
-"""Recognise the layout of an adapter's state dict from names and shapes, and find the rules that convert it to PEFT's.
+"""Recognize the layout of an adapter's state dict from names and shapes, and find the rules that convert it to PEFT's.
 
-Two steps, because only the second needs the base model: `recognise_adapter` converts to PEFT's names, `fit_to_base` to
+Two steps, because only the second needs the base model: `recognize_adapter` converts to PEFT's names, `fit_to_base` to
 the modules of the base. If a rule changes which modules have adapters, adapter_config.json changes accordingly.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.models.convert.recognise import WRAPPERS, Conversion, Group, Target, groups, places
+from surefoot.models.convert.recognize import WRAPPERS, Conversion, Group, Target, groups, places
 from surefoot.models.convert.rules import OLD_MAGNITUDE, Rule, is_stacked, shares_a
 from surefoot.models.convert.tensors import LazyTensor, Tensors, layout_error, some
 
@@ -26,12 +26,12 @@ _ORIGINAL = "original_module"  # PEFT's name for the untrained copy of a module 
 # Settings of the original DoRA code and PEFT 0.3. If set, they would change the result.
 _OLD_SETTINGS = ("merge_weights", "enable_lora", "Wdecompose_target_modules")
 _TRAINING_ONLY = ("dora_simple",)
-_EDGES = 3  # neighbouring floats to try for alpha, in each direction
+_EDGES = 3  # neighboring floats to try for alpha, in each direction
 
 
 @dataclass(frozen=True)
-class RecognisedAdapter:
-    """Result of `recognise_adapter` and `fit_to_base`.
+class RecognizedAdapter:
+    """Result of `recognize_adapter` and `fit_to_base`.
 
     layouts: names in `models.convert.layouts`; () for PEFT's own layout.
     rules: conversion rules, in the order of application.
@@ -50,7 +50,7 @@ def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyT
 
     config: content of adapter_config.json; {} if there is none.
 
-    PEFT saves `modules_to_save`, resized embeddings and biases under the base's names. Therefore a base is recognised
+    PEFT saves `modules_to_save`, resized embeddings and biases under the base's names. Therefore a base is recognized
     only by a matrix of a decoder layer.
     """
     trained = tuple(config.get("modules_to_save") or ())
@@ -69,7 +69,7 @@ def halves(tensors: Tensors, config: Mapping[str, Any]) -> tuple[dict[str, LazyT
     return {}, dict(tensors)
 
 
-def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognisedAdapter:
+def recognize_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -> RecognizedAdapter:
     """Find how to convert the names to PEFT's.
 
     config: content of adapter_config.json.
@@ -100,10 +100,10 @@ def recognise_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
     if any(name.endswith(OLD_MAGNITUDE) for name in conversion.tensors):
         conversion.change("old-dora", Rule("new magnitude", {}))
     modern = _modern(config, where, dora="old-dora" in conversion.layouts)
-    return RecognisedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, modern)
+    return RecognizedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, modern)
 
 
-def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> RecognisedAdapter:
+def fit_to_base(adapter: RecognizedAdapter, target: Target, where: str) -> RecognizedAdapter:
     """Convert the adapter to the modules of the base. Raises InputError if the result would not be exact."""
     config = dict(adapter.config)
     conversion = Conversion(adapter.tensors, adapter.layouts, adapter.rules)
@@ -112,7 +112,7 @@ def fit_to_base(adapter: RecognisedAdapter, target: Target, where: str) -> Recog
         if rule is not None:
             config = regrouped_config(config, rule, where)
             conversion.change("split" if group.own_is_fused else "fused", rule)
-    return RecognisedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, config)
+    return RecognizedAdapter(tuple(conversion.layouts), tuple(conversion.rules), conversion.tensors, config)
 
 
 def regrouping(tensors: Tensors, group: Group, *, fuse: bool) -> Rule | None:
