@@ -6,11 +6,13 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 from helpers.doc_pages import ROOT
+from surefoot.config.method_contradictions import losses
 from surefoot.config.methods import AlignmentConfig, RewardConfig
 from surefoot.config.schema import RunConfig
 from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, keys_of, read_by
@@ -142,6 +144,13 @@ def test_a_key_of_some_losses_names_them():
     assert read_by("beta", losses) == ()
 
 
+@pytest.mark.parametrize("unread", [("beta",), ()])
+def test_a_key_that_the_chosen_loss_does_not_read_is_refused(unread):
+    row = replace(PAIR_LOSSES["hinge"], unread=unread)
+    config = SimpleNamespace(method=METHODS["dpo"], loss=row, alignment=AlignmentConfig(loss="hinge", beta=0.5))
+    assert [one.key for one in losses(config)] == [f"alignment.{key}" for key in unread]  # pyright: ignore[reportArgumentType]
+
+
 def in_words(names: Sequence[str]) -> str:
     """a, b and c."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
@@ -170,6 +179,7 @@ def unlike_rows(said: dict[str, str], methods: Mapping[str, MethodFacts]) -> dic
             for key, wanted in (("loss", f"Without a reference: {in_words(free)}."), ("sft", at_one(method.losses))):
                 if wanted not in said[key]:
                     found[key] = wanted, said[key]
+            free = [loss for loss in free if "beta" not in method.losses[loss].unread]
             if re.findall(r"([\w-]+)(?=[\w, -]*: )", said["beta"]) != free:
                 found["beta"] = [f"{loss}: ..." for loss in free], said["beta"]
     return found

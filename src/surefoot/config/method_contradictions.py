@@ -105,7 +105,7 @@ def shared_sections(config: RunConfig) -> Iterator[Problem]:
 
 
 def losses(config: RunConfig) -> Iterator[Problem]:
-    """Check for keys that the chosen loss does not read but other losses of the method do."""
+    """Check for keys that other losses of the method read but the chosen one does not."""
     method = config.method
     if config.loss is None:
         return
@@ -113,7 +113,10 @@ def losses(config: RunConfig) -> Iterator[Problem]:
     key_of_loss = f"{method.section}.loss"
     for key in changed_keys(given):
         readers = read_by(key, method.losses)
-        if readers and key not in config.loss.keys:
+        if key in config.loss.unread:
+            what = f"the loss {given.loss} does not read it"
+            yield problem(f"{method.section}.{key}", what, "leave it out, or choose another loss", key_of_loss)
+        elif readers and key not in config.loss.keys:
             named = " and ".join(readers)
             what = f"only the loss {named} reads it, but the loss is {given.loss}"
             fix = f"leave it out, or set {key_of_loss} to {' or '.join(readers)}"

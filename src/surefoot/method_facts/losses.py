@@ -23,7 +23,8 @@ class LossFacts:
     reference: whether it compares with a reference policy. There is no default: a loss without one would otherwise load
         a reference silently and log rewards of 0.
     keys: keys of the method's section that this loss reads and losses without them refuse; keys that no row lists are
-        read by all.
+        read by all, except for
+    unread: keys that this loss does not read and refuses.
     sft: weight of the cross entropy of the chosen answers that is part of the loss by definition; it is added to the
         result of the loss's function.
     compared: what it compares, as the reason in the plan.
@@ -31,6 +32,7 @@ class LossFacts:
 
     reference: bool
     keys: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     sft: float = 0.0
     compared: str = ""
 

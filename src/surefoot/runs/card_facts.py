@@ -89,10 +89,10 @@ def _alignment(config: RunConfig) -> dict[str, str]:
         return {
             "loss": f"{named}, beta {given.beta:g}, weights of good and bad answers {given.good:g} and {given.bad:g}"
         }
-    own = {key: getattr(given, key) for key in loss.keys}
+    own = {key: getattr(given, key) for key in ("beta", *loss.keys) if key not in loss.unread}
     more = "".join(f", {key.replace('_', ' ')} {value:g}" for key, value in own.items() if value)
     more += f", {given.sft:g} times the cross entropy of the better answers" if given.sft else ""
-    return {"loss": f"{given.loss}, beta {given.beta:g}{more}"}
+    return {"loss": f"{given.loss}{more}"}
 
 
 def _distillation(config: RunConfig) -> dict[str, str]:

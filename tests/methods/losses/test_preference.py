@@ -19,6 +19,7 @@ from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import (
     LOSSES,
     Constants,
+    PairLoss,
     Pairs,
     check_keys,
     check_references,
@@ -129,17 +130,37 @@ def sloping(pairs: Pairs, constants: Sloping) -> torch.Tensor:
         ({"wide": ("slope",)}, Sloping, ""),
         ({"wide": ("slope",)}, Constants, "'slope'.* not in surefoot.methods.losses.preference.Constants"),
         ({"wide": ()}, Sloping, "'slope'.* not in surefoot.method_facts.losses.PAIR_LOSSES"),
-        ({"wide": (), "hinge": ("slope",)}, Sloping, "'wide' reads 'slope'"),
+        ({"wide": (), "steep": ("slope",)}, Sloping, "'wide' reads 'slope'"),
+        ({"wide": ("slope", "margin")}, Sloping, "'wide' does not read 'margin'"),
     ],
 )
 def test_a_key_of_a_loss_that_is_missing_somewhere_cannot_be_imported(facts, constants, missing):
-    rows = LOSSES | {"wide": replace(LOSSES["hinge"], loss=sloping)}
+    rows = LOSSES | {name: replace(LOSSES["hinge"], loss=sloping) for name in facts}
     known = PAIR_LOSSES | {name: LossFacts(reference=True, keys=keys) for name, keys in facts.items()}
     if not missing:
         check_keys(rows, known, constants)
         return
     with pytest.raises(RuntimeError, match=missing):
         check_keys(rows, known, constants)
+
+
+@pytest.mark.parametrize(
+    ("name", "unread", "wrong"),
+    [
+        ("flat", ("beta",), ""),
+        ("flat", (), "'flat' does not read 'beta'"),
+        ("hinge", ("beta",), "'hinge' reads 'beta'"),
+    ],
+)
+def test_a_loss_says_that_it_does_not_read_beta(name, unread, wrong):
+    flat = PairLoss(lambda pairs, _: pairs.rejected - pairs.chosen, lambda pairs, _: (pairs.chosen, pairs.rejected))
+    rows, known = LOSSES | {"flat": flat}, PAIR_LOSSES | {"flat": LossFacts(reference=False, unread=("beta",))}
+    known |= {name: replace(known[name], unread=unread)}
+    if not wrong:
+        check_keys(rows, known, Constants)
+        return
+    with pytest.raises(RuntimeError, match=wrong):
+        check_keys(rows, known, Constants)
 
 
 def test_a_constant_that_the_config_lacks_cannot_be_imported():

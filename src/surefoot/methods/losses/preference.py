@@ -224,8 +224,8 @@ def _summed(pairs: Pairs, constants: Constants) -> tuple[torch.Tensor, torch.Ten
 
 
 def check_keys(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts], constants: type[Constants]) -> None:
-    """Check that keys of single losses are both in the facts and among the constants, and that a loss reads no constant
-    that its facts do not list: it would train with the default, and refuse the key.
+    """Check that keys of single losses are both in the facts and among the constants, and that a loss reads exactly the
+    constants that its facts say: a key that it reads besides would be refused, and one that it does not read ignored.
 
     Raises RuntimeError at import. `surefoot.methods.preference` compares the constants with the config.
     """
@@ -235,10 +235,14 @@ def check_keys(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts], c
     one = torch.ones(1)
     pairs = Pairs(-2 * one, -3 * one, -one, -one, one, one)
     for name, loss in losses.items():
-        for key in optional.keys() - set(facts[name].keys):
+        told = facts[name]
+        for key in (one.name for one in fields(constants)):
             given = replace(constants(beta=1.0), **{key: math.nan})
-            if any(found.isnan() for found in (loss.loss(pairs, given), *loss.rewards(pairs, given))):
-                raise RuntimeError(f"{name!r} reads {key!r}, which its row in surefoot.{row} does not list")
+            reads = any(found.isnan() for found in (loss.loss(pairs, given), *loss.rewards(pairs, given)))
+            if reads and (key in told.unread or (key in optional and key not in told.keys)):
+                raise RuntimeError(f"{name!r} reads {key!r}, and its row in surefoot.{row} denies it")
+            if not reads and key not in told.unread and (key in told.keys or key not in optional):
+                raise RuntimeError(f"{name!r} does not read {key!r}, and its row in surefoot.{row} does not say so")
 
 
 def check_references(losses: Mapping[str, PairLoss], facts: Mapping[str, LossFacts]) -> None:
