@@ -1,7 +1,5 @@
 """`surefoot capture` and `surefoot evaluate norms`, called as a user calls them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`surefoot compare` names what differs between two runs and nothing else; `verify --same-as` stays readable."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ One mistake is at most 12 lines on stderr and nothing on stdout, exit code 2, wi
 never a traceback, never the vocabulary of a library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`surefoot convert` and loading through rules, against transformers and PEFT: the same logits, the same bits."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`surefoot data`, called as a user calls it: the audit and nothing else, without weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`surefoot evaluate loss` against transformers in fp32 and the eval_loss of a run; `evaluate reward` as typed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """`surefoot evaluate commonsense`: asked as published, interrupted and continued, by likelihood; what goes wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A mixture of experts through the command line: trained, killed, resumed, reloaded, merged, verified, on two ranks."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """`surefoot export` on the command line: what it prints, what it refuses at once, and what a reader does with it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

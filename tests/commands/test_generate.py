@@ -1,7 +1,5 @@
 """`surefoot generate` and `surefoot chat`, called as a user calls them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`surefoot generate --image` and `/image` in a chat: answers to pictures are transformers' own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

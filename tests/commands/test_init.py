@@ -1,7 +1,5 @@
 """`surefoot init` writes a config that plans at once, with what its stage is asked for explained and the rest named."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

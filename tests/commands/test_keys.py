@@ -3,8 +3,6 @@
 `surefoot schema` prints the schema that the tests of the config check against an independent validator.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the launcher of several ranks leaves behind."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The command line as a whole: its surface, its exit codes, what it imports, and how it fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Full, LoRA and DoRA in fp32, bf16 and fp16 on alpaca data: the short version of benchmarks/alpaca_matrix.py."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

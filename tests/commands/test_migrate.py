@@ -1,7 +1,5 @@
 """`surefoot migrate`: what it writes and prints, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

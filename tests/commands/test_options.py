@@ -1,7 +1,5 @@
 """What every measurement is asked on is said behind MODEL or by an option, in all of them alike."""
 
-from __future__ import annotations
-
 import click
 import pytest
 from click.testing import CliRunner

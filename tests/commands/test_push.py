@@ -1,7 +1,5 @@
 """`surefoot push` sends the published model and nothing else, through the real client to a hub on this machine."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

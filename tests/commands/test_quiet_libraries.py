@@ -1,7 +1,5 @@
 """What libraries write as they are imported must not end up between the lines of a command."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

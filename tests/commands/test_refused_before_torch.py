@@ -3,8 +3,6 @@
 Each case runs in a fork of a process that has imported what needs no torch; where torch would be imported, it ends.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

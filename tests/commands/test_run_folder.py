@@ -1,7 +1,5 @@
 """Run folders as two users, a killed process or a careless command leave them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

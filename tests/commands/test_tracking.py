@@ -1,7 +1,5 @@
 """Trackers in a whole run: the numbers of the log, the same run after a resume, and refusals before anything starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`surefoot train` as a user meets it: what it leaves, what it refuses, how it stops and goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

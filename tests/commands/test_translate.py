@@ -1,7 +1,5 @@
 """`surefoot translate`, `surefoot run` and a file of another tool given to `surefoot train`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

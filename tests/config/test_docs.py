@@ -1,7 +1,5 @@
 """What docs/configuration.md shows is what surefoot accepts and prints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

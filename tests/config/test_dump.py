@@ -1,7 +1,5 @@
 """A saved config reads back to the equal config, by us and by readers that follow YAML 1.1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`explain` says the same as the schema, in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.faults import gives

@@ -1,7 +1,5 @@
 """An editor that holds the JSON Schema accepts exactly the configs that a run accepts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jsonschema

@@ -1,7 +1,5 @@
 """One error lists every mistake, each with its place, what is wrong and what to do; overrides behave like the file."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Every key has a rule for resumed runs, and changes are found with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

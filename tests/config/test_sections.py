@@ -1,7 +1,5 @@
 """Sources of examples: every way to write them means the same, and what is wrong in one is shown in that one."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from pathlib import Path

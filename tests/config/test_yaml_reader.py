@@ -1,8 +1,6 @@
 """The reader follows YAML 1.2 (checked against ruamel.yaml, an independent reader), refuses what is unsafe or
 ambiguous, and knows where everything stood."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

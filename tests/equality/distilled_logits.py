@@ -1,7 +1,5 @@
 """Logits of a student and a teacher at the same positions: what TRL's losses and surefoot's are asked about."""
 
-from __future__ import annotations
-
 POSITIONS, WORDS, KEPT = 7, 19, 4
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
 TEMPERATURES = (1.0, 2.5)

@@ -1,7 +1,5 @@
 """One batch of answers to two prompts, as plain numbers: what TRL's losses and surefoot's are asked about."""
 
-from __future__ import annotations
-
 GROUP = 3
 LIMIT = 6  # longest answer in tokens
 KL = 0.07

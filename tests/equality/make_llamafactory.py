@@ -11,8 +11,6 @@ Per config: ids and labels of every example in the order of the file and the lea
 takes all examples, so that their order does not matter, its loss and gradient norm too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

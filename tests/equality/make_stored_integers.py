@@ -8,8 +8,6 @@ Of each case of `stored_integers` the file has a layer's tensors under CASE.NAME
 under CASE.decoded the weight that the library computes from them.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace

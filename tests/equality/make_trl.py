@@ -12,8 +12,6 @@ the learning rate of every step. Where one step takes all examples, so that thei
 of every step and the gradient norm of the first.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

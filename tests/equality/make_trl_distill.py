@@ -8,8 +8,6 @@ Run by hand, with the interpreter of an environment that has TRL (1.16 when this
 teachers compares the KEPT likeliest tokens and a bucket of all others.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from itertools import product

@@ -10,8 +10,6 @@ than surefoot's clip_high. Advantages are computed as the lines of `_generate_an
 it that compute the weights of a correction are run as they stand.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -10,8 +10,6 @@ Per model: ids and labels as TRL's collators make them from the records and pict
 each gradient of the language model, whose vision tower is frozen here as it is in surefoot's run.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -11,8 +11,6 @@ to the reference, and so is SimPO. Of a batch of one pair TRL's mean over pairs 
 records.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

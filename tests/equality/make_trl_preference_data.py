@@ -7,8 +7,6 @@ of tokenizers and transformers), on a model written by surefoot's environment:
     PYTHONPATH=tests OTHER/bin/python tests/equality/make_trl_preference_data.py MODEL
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

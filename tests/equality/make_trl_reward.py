@@ -5,8 +5,6 @@ Run by hand as make_trl_preference.py is, on the same models (TRL 1.16 when this
     PYTHONPATH=tests OTHER/bin/python tests/equality/make_trl_reward.py MODELS
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

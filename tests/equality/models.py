@@ -1,7 +1,5 @@
 """The tiny models that the tools and surefoot are run on side by side: one per family of the zoo."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

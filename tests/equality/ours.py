@@ -1,8 +1,6 @@
 """What surefoot makes of a config, in the terms in which the other tools' references are written, and how near it must
 come to them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

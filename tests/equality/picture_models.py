@@ -3,8 +3,6 @@
 `python -m equality.picture_models FOLDER` writes NAME/policy and NAME/reference for each of MODELS, and PICTURES.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

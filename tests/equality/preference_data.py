@@ -1,8 +1,6 @@
 """Real preference records as messages, and how their ids are compared with TRL's: by digest, so that no text of them is
 copied. `python -m equality.preference_data FOLDER` writes the model that both sides use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,8 +1,6 @@
 """The two models and the batches of which TRL's numbers are recorded. `python -m equality.preference_models FOLDER`
 writes the models."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

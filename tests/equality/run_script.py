@@ -3,8 +3,6 @@
 In a process of its own, since the script finds `datasets` in stand_in/, and transformers remembers that it did.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

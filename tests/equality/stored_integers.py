@@ -1,7 +1,5 @@
 """Layers as other libraries store them in few bits: the cases of stored_integers.safetensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 OUTPUTS, INPUTS, GROUP = 32, 64, 16

@@ -1,8 +1,6 @@
 """Three programs are called finetune.py, and the file beside the command says which one is meant: each trains the
 texts, the labels and the rates that its source computes, which are written out here from its description."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """A translated config of TRL's GKD learns the tokens that its collator for conversations marks. Its loss is compared in
 test_trl_distill.py."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """A translated config of alignment-handbook trains on the records, ids and rates of its scripts, built on TRL."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

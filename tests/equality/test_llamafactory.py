@@ -3,8 +3,6 @@
 `llamafactory.json` holds what LLaMA-Factory made of these configs on the same models; make_llamafactory.py says how.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A translated config of LLaMA-Factory for a Qwen-VL trains on its tokens: each slot of a template is tokenized alone,
 and a mark of a picture is first written as the picture's tokens."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

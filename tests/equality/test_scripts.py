@@ -1,8 +1,6 @@
 """A script around transformers' Trainer, run as it stands, and the config that its syntax tree becomes: both train the
 same ids with the same learning rates, and their first step has the same loss."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

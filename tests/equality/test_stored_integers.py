@@ -3,8 +3,6 @@
 The file beside this one was written by the libraries themselves: see make_stored_integers.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

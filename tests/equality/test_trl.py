@@ -3,8 +3,6 @@
 `trl.json` holds what TRL made of these configs on the same models; make_trl.py says how.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Losses and gradients of stage distill beside TRL's own, from trl_distill.json (make_trl_distill.py writes it)."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

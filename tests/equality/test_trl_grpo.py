@@ -1,7 +1,5 @@
 """Losses and gradients of stage grpo beside TRL's own, from trl_grpo.json (make_trl_grpo.py writes it)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ losses and gradients.
 `trl_grpo_runs.json` holds what TRL made of these configs on the same models; make_trl_grpo_runs.py says how.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections import defaultdict

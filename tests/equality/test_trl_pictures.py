@@ -1,8 +1,6 @@
 """Loss and gradients on records with pictures: those of TRL's SFTTrainer and DPOTrainer, recorded by
 make_trl_pictures.py."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loss, gradient and logged rewards of DPO, its relatives and KTO: TRL's own, recorded by make_trl_preference.py."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

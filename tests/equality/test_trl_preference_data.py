@@ -1,7 +1,5 @@
 """Prompt, better and worse answer, and judged answers, have the token ids that TRL 1.16 gives them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

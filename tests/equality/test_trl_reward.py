@@ -1,7 +1,5 @@
 """Loss, scores, gradient and metrics of a reward model: TRL's own, recorded by make_trl_reward.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

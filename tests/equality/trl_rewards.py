@@ -1,7 +1,5 @@
 """Rewards as TRL calls them, for texts and for conversations."""
 
-from __future__ import annotations
-
 
 def vowels(completions, worth, **fields):
     """Told apart by the letters; each prompt has its own worth."""

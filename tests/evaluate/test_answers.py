@@ -1,7 +1,5 @@
 """`surefoot evaluate answers`: the numbers that a run logged, intervals that hold, and the best answers as data."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

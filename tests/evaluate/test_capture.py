@@ -1,7 +1,5 @@
 """A capture on disk against transformers' own numbers: names, matrices, activations, memory, atomicity, comparison."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Statistics against numpy in float64, values that are not finite, and pieces smaller than the tensor."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

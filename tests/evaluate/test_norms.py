@@ -2,8 +2,6 @@
 Norms and attention against a naive computation from transformers' hidden states and attentions, padded or not.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 `make served` does the same with a real vLLM.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import contextmanager

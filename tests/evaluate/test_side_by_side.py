@@ -1,7 +1,5 @@
 """With its adapter off, what is opened computes what the base alone computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model

@@ -2,8 +2,6 @@
 What of a long text a model with few positions is given: tables by hand, and properties for any length.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@
 `test_breaks.py` does the same with a few trials each, so that it is known of every build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """What the table of bad inputs starts from: a tiny base and a finished run, made once. And `--break`: see breaks.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

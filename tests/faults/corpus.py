@@ -4,8 +4,6 @@ They come from tests, recipes, embedded scripts and the documented commands of o
 sets and documents where these lie beside the checkout.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Bad training data."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -6,8 +6,6 @@ Input k is that of seed `seed + k`, whatever came before it: `python -m faults.f
 path) shows the one of a seed and what becomes of it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import tempfile

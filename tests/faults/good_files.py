@@ -1,7 +1,5 @@
 """One good file of each kind that surefoot reads, small."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,8 +1,6 @@
 """What a run folder goes through, small: checkpoints of a model that trains in microseconds, saved in every way there
 is. Each action is given a folder in which `checkpoint-1` (and where it says so, more) is good."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 Code that ran would leave `marker` in the folder of the test; a name that escaped would leave `escaped`.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

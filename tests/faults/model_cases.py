@@ -1,7 +1,5 @@
 """Bad tokenizers and models."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -7,8 +7,6 @@ eight changes: cut, overwritten, shortened, repeated, joined with another, with 
 word replaced. `mutated_tree` does the like to values, `mutated_words` to the words of a command.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from random import Random

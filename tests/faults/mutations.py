@@ -1,7 +1,5 @@
 """Damage to a checkpoint, drawn at random: of one file's bytes, of which files there are, of what the manifest says."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Recorded writes of whole runs, and what must hold of every state that a power failure can leave of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pieces that mean something to readers of other people's files, and inputs that are known to be hard."""
 
-from __future__ import annotations
-
 from interop.documented import FILES
 
 NESTED, HUGE = b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"

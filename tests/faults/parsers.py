@@ -4,8 +4,6 @@ A reader may give anything back, or refuse by one of surefoot's faults (exit 2, 
 it, and nothing may take long. `read_or_refuse` holds it to that, for one input.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator

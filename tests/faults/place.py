@@ -7,8 +7,6 @@
 `folder` holds base/ (a tiny Llama), train.json and, where asked for, more; `snapshot` is its whole content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

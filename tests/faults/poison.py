@@ -1,7 +1,5 @@
 """One NaN or infinity, put at random into a loss, an activation, a gradient or a moment of a training step."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -3,8 +3,6 @@
 Files lie in memory where the machine has a place for that: millions are written.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Bad settings, machines, run folders, rewards and exports."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs that are killed, or asked to stop, at a random moment, and go on: the end is the undisturbed run's."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections import Counter

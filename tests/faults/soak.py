@@ -8,8 +8,6 @@ A test marked `soak("killed runs")` belongs to that part and asks the fixture `t
 `short_and_soak("killed runs", 3)` makes three in `make test` besides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

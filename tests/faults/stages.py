@@ -1,7 +1,5 @@
 """Tiny runs of every stage, adapter and precision, for the harness of random kills and signals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

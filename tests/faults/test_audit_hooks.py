@@ -3,8 +3,6 @@
 In a process of its own, because an audit hook stays until the process ends.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad and hostile inputs: the right exit code, one line with code and place, nothing written, run or left outside."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

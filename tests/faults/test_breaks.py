@@ -1,7 +1,5 @@
 """Each protection taken out turns the harness red: a harness that stays green over a broken build proves nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from faults.breaks import BREAKS, broken

@@ -1,8 +1,6 @@
 """How many planted spikes of the gradient norm are found on curves drawn at random, and how many clean steps are taken
 for one. `make soak SOAK="-k drawn_curves --trials 'gradient spikes=1000'"` for more."""
 
-from __future__ import annotations
-
 import secrets
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A save that is ended, or refused, at each of its operations on the disk: older or newer, and nothing half."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial

@@ -2,8 +2,6 @@
 and with an environment between turns and in its calls. Weights, log and every kept answer are those of the undisturbed
 run, bit for bit, and no reply that was recorded is asked for again."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

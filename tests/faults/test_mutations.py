@@ -1,7 +1,5 @@
 """A checkpoint damaged in any way is found, and the older one loaded."""
 
-from __future__ import annotations
-
 from faults.histories import save
 from faults.mutations import MUTATIONS, mutate_once
 from faults.soak import short_and_soak

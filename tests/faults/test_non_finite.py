@@ -1,7 +1,5 @@
 """A NaN or an infinity in loss, activation, gradient or moment is caught in its step and costs nothing but that."""
 
-from __future__ import annotations
-
 from faults.poison import poison_moment_once, poison_once
 from faults.soak import short_and_soak
 from faults.trials import many

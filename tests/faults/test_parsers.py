@@ -5,8 +5,6 @@ Short by default, with the same inputs each time; `soak` makes millions with fre
     make soak SOAK="-k reads_or_refuses --trials inputs=1000000"     # for each reader
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

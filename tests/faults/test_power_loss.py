@@ -1,7 +1,5 @@
 """Power fails at a random moment, and of what was not flushed anything may be gone: nothing wrong is ever loaded."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

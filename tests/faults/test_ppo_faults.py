@@ -1,8 +1,6 @@
 """Faults of scores, answers and distance in stage ppo, through the command: what is left out, and when it ends (K1, K2,
 K4, K5 and K8 of the catalogue). Every end is exit 5 or 4 with one line, and what is saved is finite."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """A disk that fails while a finished run is published: exit 3 and nothing half; the same command then publishes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Secrets that a run meets stand in nothing that it writes or prints: canaries, and a search through everything."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

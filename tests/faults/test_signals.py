@@ -1,7 +1,5 @@
 """SIGKILL and SIGTERM at random moments of runs of every stage: bit for bit the end of the undisturbed run."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 

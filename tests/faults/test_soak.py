@@ -1,7 +1,5 @@
 """Each test of `make soak` belongs to a part, and a part has as many trials as was asked for."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

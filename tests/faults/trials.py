@@ -1,7 +1,5 @@
 """Many trials of one kind of fault, each with a seed that was drawn anew and is printed where it fails."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

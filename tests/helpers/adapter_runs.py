@@ -1,7 +1,5 @@
 """Adapter folders as a run leaves them, with the plan that records how they were trained; written in milliseconds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """config.json of every family, tiny and as published, and the model that transformers builds from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

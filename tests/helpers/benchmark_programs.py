@@ -1,7 +1,5 @@
 """Records, and arguments for `benchmarks/peers.py`, for tests of the benchmarks."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Serve a board while a block runs; it ends with the block, also on an error."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

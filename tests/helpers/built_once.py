@@ -4,8 +4,6 @@
 def tiny_llama(folder: Path, *, seed: int = 0) -> Path: ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configs for tests: a valid one with its files, and hypothesis strategies that follow the JSON Schema."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

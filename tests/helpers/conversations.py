@@ -1,7 +1,5 @@
 """Conversations to test every chat template with, and tokenizers of every family."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Convert records of a file to conversations, all at once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Extract what README.md and docs/ quote: YAML blocks, commands, tables, links."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

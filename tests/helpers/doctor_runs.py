@@ -1,7 +1,5 @@
 """Tiny runs for doctor: one without problems, and the same with a planted problem."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny mixtures of experts of real families, and the reference computation of one of their layers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@
 `test_faults.py` in this folder shows what they reject.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

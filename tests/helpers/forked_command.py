@@ -7,8 +7,6 @@ Launcher, signals, pipes and ranks are the real ones, in processes that can be k
 imports of torch, some 15 seconds of a core for two ranks. tests/distributed also runs commands as users type them.
 """
 
-from __future__ import annotations
-
 import inspect
 import multiprocessing
 import multiprocessing.forkserver

@@ -7,8 +7,6 @@ For each conversation: ids, supervised positions (from-to, the end excluded), an
 change only if a template does.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 

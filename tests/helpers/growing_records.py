@@ -1,7 +1,5 @@
 """Records whose answers grow one by one: "sky", "sky sky", ..., so that rows differ in length."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

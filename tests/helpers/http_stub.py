@@ -1,7 +1,5 @@
 """A local server that answers JSON as a test specifies, including wrong, late or missing answers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -3,8 +3,6 @@
 Vocabularies are short, but ids and special tokens are in the order of the real files.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Examples whose loss is NaN regardless of the weights, for tests of how a run reacts to its data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from typing import Any

@@ -5,8 +5,6 @@ tests, and a tiny run makes a hundred. Tests that replace the call themselves ch
 right order: tests/system/test_durable.py and tests/faults.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A local OpenEnv server: /schema over HTTP and sessions over the WebSocket /ws, following its protocol."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -2,8 +2,6 @@
 and for what they report about fast paths.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Handwritten plans, for tests of the code that carries plans out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps that crash their process. `python planted_crashes.py NAME` replaces a replay's child and crashes likewise."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import json

@@ -4,8 +4,6 @@ use, but computes nothing.
 Preloaded by the fork server of multiprocessing (`tests/distributed/two_ranks.py`, `tests/helpers/forked_command.py`).
 """
 
-from __future__ import annotations
-
 import gc
 
 from surefoot.system import process

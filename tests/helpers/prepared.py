@@ -1,7 +1,5 @@
 """Data prepared like in a run, but without a config and a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

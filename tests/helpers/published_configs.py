@@ -1,7 +1,5 @@
 """config.json of published models, reduced to what decides their shapes: Qwen3.5-35B-A3B, gpt-oss-20b, Qwen3-VL-8B."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ it are passed on. `surefoot` and `accelerate` are served as well. Each call save
 new Python, modules are loaded already, and the called process is not the one that computes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Runs of every stage in which some steps have a NaN loss: ten steps per pass, every record once per pass."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Handwritten run folders, made in milliseconds: the files that reports and the board read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ providers' pages. Names and notations: what HTTP, cloud tools, shells and Python
 code is extended; no format is removed here.
 """
 
-from __future__ import annotations
-
 import random
 import string
 

@@ -4,8 +4,6 @@ folder = seeing("qwen2_5_vl", tmp_path / "base")
 picture(tmp_path / "red.png", "red", (56, 28))
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@ Message contents are lists of parts, as in these families' published templates; 
     inputs = reference("gemma3", folder)(text=[text], images=[image], return_tensors="pt")
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

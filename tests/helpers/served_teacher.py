@@ -1,7 +1,5 @@
 """A vLLM server with a teacher, as `surefoot.methods.distill.served` asks it, computed by transformers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Synthetic curves of gradient norms, and the steps that are detected as spikes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

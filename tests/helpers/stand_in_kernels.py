@@ -3,8 +3,6 @@
 install("flash_attn_3", tmp_path, "right")     # a folder for sys.path and PYTHONPATH
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from surefoot.system.hardware import ATTENTION_PACKAGES

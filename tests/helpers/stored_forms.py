@@ -1,7 +1,5 @@
 """Tiny models with quantized weight files in the layout of published ones."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

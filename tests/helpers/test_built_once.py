@@ -1,7 +1,5 @@
 """What is built once is what building it anew writes, and leaves the same random numbers behind."""
 
-from __future__ import annotations
-
 from inspect import unwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Twins of the helper: what differs in code, place, number of faults or a value is not the fault that was expected."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

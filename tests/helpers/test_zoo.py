@@ -1,7 +1,5 @@
 """The zoo is what it says: loads with transformers, special tokens where the published files have them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

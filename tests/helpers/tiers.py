@@ -4,8 +4,6 @@
 @pytest.mark.parametrize(("stage", "adapter"), representatives(CASES, ("sft", "lora")))
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 from typing import Any

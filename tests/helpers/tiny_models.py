@@ -4,8 +4,6 @@
 ordinary ones, a BOS that the post-processor adds, EOS = <|end_of_text|>, no PAD.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that trains in microseconds, for tests of the training engine, which needs no language model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny model and eight records that repeat a word, trained from the command line, to test what a run writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

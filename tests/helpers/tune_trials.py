@@ -1,7 +1,5 @@
 """Synthetic trials, for tests of what tune does with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from surefoot.runs.trial import Trial

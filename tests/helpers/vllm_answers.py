@@ -1,7 +1,5 @@
 """Answers of a vLLM server, as `surefoot.models.vllm` reads them."""
 
-from __future__ import annotations
-
 
 def completion(ids, logprobs=None, *, model="base", version="default", likely=None, **changes):
     """Return an answer of vLLM 0.32's /inference/v1/generate.

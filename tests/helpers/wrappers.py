@@ -6,8 +6,6 @@ noticed. Qwen3.5's has two tensors of a multi-token-prediction head, for which t
     folder = wrapper("qwen3_5", tmp_path / "qwen3_5")
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

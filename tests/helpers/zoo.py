@@ -9,8 +9,6 @@ start as zeros or ones (biases, norms) are drawn at random too, so that leaving 
     folder = zoo.gemma2(tmp_path / "base", chat_template=False)  # tokenizer of the base model
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal

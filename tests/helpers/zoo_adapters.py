@@ -1,7 +1,5 @@
 """Adapters of the zoo's models with non-zero weights, for tests of fused parts and dtypes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -6,8 +6,6 @@ Qwen's tokenizer; `helpers.zoo` covers what depends on a family's own tokens.
     base = MODERN["falcon_h1"](tmp_path / "base")
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

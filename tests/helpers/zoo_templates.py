@@ -3,8 +3,6 @@
 Without branches for old message layouts (a tool call without `function`), images and built-in tools.
 """
 
-from __future__ import annotations
-
 LLAMA2 = r"""
 {%- if messages[0]['role'] == 'system' %}
     {%- set turns = messages[1:] %}

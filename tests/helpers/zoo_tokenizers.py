@@ -5,8 +5,6 @@ Vocabularies are short: the alphabet and what a few sentences yield. Everything 
 including `tokenizer_class`, so that AutoTokenizer takes the same path as for a real model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

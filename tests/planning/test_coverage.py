@@ -1,7 +1,5 @@
 """What trains, kind by kind of layers: against the model that transformers builds and the adapter that PEFT puts in."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.experts import MOE, moe_facts, moe_model

@@ -1,7 +1,5 @@
 """The forecast of the disk, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

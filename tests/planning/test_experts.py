@@ -1,7 +1,5 @@
 """Which load-balancing loss a run adds: as config.json says, or as it is asked for, and where it cannot be had."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which keys change with the model, by a table of cases; and what stays."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Which dropout a model trains with: asked for, config.json's, or none where a method compares scores.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Padded rows unless a form of attention passed its check and brings a gain; every refusal has its name."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

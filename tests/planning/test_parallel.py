@@ -1,7 +1,5 @@
 """Which engine several processes use, and what of the forecast each of them holds."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.faults import gives

@@ -1,7 +1,5 @@
 """Who plays what in PPO, and what it adds to the forecast."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -3,8 +3,6 @@
 nf4, int8: what they weigh, against bitsandbytes itself, and what they refuse.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

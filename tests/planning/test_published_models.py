@@ -1,7 +1,5 @@
 """Plans of published models for an H100, from their config.json alone, beside sums worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

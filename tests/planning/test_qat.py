@@ -1,7 +1,5 @@
 """What a plan makes of precision.qat, and what it refuses before anything is loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

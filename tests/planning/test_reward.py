@@ -1,7 +1,5 @@
 """What a plan says of a reward model: where pairs end, what trains, and whether prompts are computed once."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers import zoo

@@ -1,7 +1,5 @@
 """The forecast for many GPUs, against numbers worked out by hand, and against the tables of the document."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

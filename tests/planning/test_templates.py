@@ -1,7 +1,5 @@
 """The template that is planned: by name, by file or by itself; what it needs, what ends its turns, what it warns of."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.faults import gives

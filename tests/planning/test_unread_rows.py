@@ -1,7 +1,5 @@
 """What the forecast says of rows that nobody reads, against what autograd really does not keep."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What a vision tower keeps for its backward pass, against the tensors that autograd saves in transformers' own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

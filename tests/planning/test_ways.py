@@ -1,7 +1,5 @@
 """What fits where a run does not: each way is a plan that fits, and its speed can be worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The calibration of a reward model in the report: the last evaluation's, its points where the bins are.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import re

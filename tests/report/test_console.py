@@ -3,8 +3,6 @@
 Long values go on below themselves and leave no blanks at line ends.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """Rows as curves: what is not finite is a gap, and thinning loses no spike."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The audit can be read without colours, holds no escape codes on a pipe, and no path of this machine in data.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """events.jsonl and samples.jsonl: what is in them, and what a resume leaves of them."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """expert_load.json, and what is said of experts without tokens."""
 
-from __future__ import annotations
-
 from surefoot.report.expert_load import dead_caution, load_record, load_rows
 
 LOAD = {"1": (2, 0, 6, 0), "3": (1, 1, 1, 1), "5": (0, 0)}

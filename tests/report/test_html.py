@@ -3,8 +3,6 @@
 report.html without a browser: it is complete, self-contained, escaped, and written whatever the folder holds.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

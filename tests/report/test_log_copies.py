@@ -1,7 +1,5 @@
 """The copies of the logs beside a checkpoint: what is edited, cut or lost is named with its line, and given back."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

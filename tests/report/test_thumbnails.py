@@ -1,7 +1,5 @@
 """Pictures of samples: small, few, and what the data hold; on the page, in data.json and on a terminal with colours."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Trackers get what the log gets, read back from the real libraries; whatever they do, the run goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the report shows at its top is what the run said at its end, by the same names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """An adapter's base: a relative path is looked for where the run lies, and never taken for a stranger's hub id."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

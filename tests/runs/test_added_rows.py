@@ -1,7 +1,5 @@
 """Runs that add a row for PAD, with embedding and head trained in full or not: each is resumed, opened and exported."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

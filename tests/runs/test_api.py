@@ -1,7 +1,5 @@
 """What a Python caller may hand over as a config, and what is said of anything else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

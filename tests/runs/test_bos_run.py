@@ -1,7 +1,5 @@
 """Runs with a scaled BOS from beginning to end: what is written, how it opens, what is refused, resume to the bit."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The card's settings are those that the optimizer goes by; its example is one of the data's."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

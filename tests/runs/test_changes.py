@@ -1,8 +1,6 @@
 """A run that is resumed with another duration: said before its next step, kept in its events, shown by its report, and
 undone by the command that it names."""
 
-from __future__ import annotations
-
 import html
 import io
 import json

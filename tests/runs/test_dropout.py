@@ -1,7 +1,5 @@
 """The dropout that a run trains with, seen in its modules, its records and after a resume."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whole runs in which the last decoder layer leaves out rows that nobody reads."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

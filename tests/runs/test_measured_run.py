@@ -1,8 +1,6 @@
 """A run that leaves everything open, on a model wide enough that the machine is measured for it. The other tests train
 narrow models, for which nothing is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

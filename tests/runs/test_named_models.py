@@ -1,7 +1,5 @@
 """Models and engines that a config names and that are not there: one line with the key, before anything is written."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run without room for its checkpoints ends before it begins."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

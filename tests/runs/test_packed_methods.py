@@ -1,8 +1,6 @@
 """Packed runs that learn from answers: the numbers of padded ones, whatever the reference and the split; resumed, the
 same bytes. And what is evaluated, in a run and by command, comes out the same from packed rows."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

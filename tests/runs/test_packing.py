@@ -1,7 +1,5 @@
 """Packed runs as whole runs: the losses of padded ones, the same bytes when resumed, padded rows where they must be."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Runs on pictures of each family: loss and gradients beside transformers' own forward, exact resume, what is saved."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Runs on pictures: loss and gradients beside transformers' own forward, exact resume, what is saved and refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

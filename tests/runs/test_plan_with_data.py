@@ -1,7 +1,5 @@
 """`surefoot plan` shows the plan that `surefoot train` goes by, and how lengths of examples are counted for it."""
 
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Runs with surefoot's own norms and turns: used and recorded, exact on resume, taken out where they differ."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import AutoModelForCausalLM
 

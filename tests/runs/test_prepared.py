@@ -1,7 +1,5 @@
 """Durations and warm-up as steps; a warm-up of transformers' schedules as transformers counts it."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import TrainingArguments
 

@@ -1,7 +1,5 @@
 """What multiplies in fp32 in a 16-bit run, where TF32 may round it: nothing that has more digits to lose."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

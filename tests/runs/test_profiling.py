@@ -1,7 +1,5 @@
 """`surefoot train --profile N`: what lies in the run folder afterwards, and that the run is the same without."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What is published was verified first."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """adapter.publish: merged. The run folder then holds the whole model, which answers as base and adapter did."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Runs with precision.qat: their conversion is certified, what breaks it is noticed, and resume is exact."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

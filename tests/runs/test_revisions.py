@@ -1,7 +1,5 @@
 """A run on the hub's names: read at one commit, recorded, resumed at it although the branch has moved."""
 
-from __future__ import annotations
-
 import json
 import re
 

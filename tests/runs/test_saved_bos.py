@@ -1,7 +1,5 @@
 """Training and the saved template agree on BOS, whatever the family, the template and `bos.prepend` say."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs over a base that is stored in few bits are those over the same base in plain numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

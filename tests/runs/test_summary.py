@@ -1,7 +1,5 @@
 """What the screen says before step 1."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A run folder asks as the run did: in surefoot by its plan, in transformers by the chat template that it holds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

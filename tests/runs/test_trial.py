@@ -1,7 +1,5 @@
 """A trial's numbers are the run's, and it ends early where it is hopeless, and only there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

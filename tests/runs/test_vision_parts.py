@@ -1,7 +1,5 @@
 """Vision tower and projector that train: gradients beside autograd's own, plan, memory, saving, exact resume."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """Runs on checkpoints that also see, from config to published folder: what is written opens as the checkpoint did."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

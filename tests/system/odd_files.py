@@ -1,7 +1,5 @@
 """What may lie under a name that the program writes to, and is no file of its own. other: a file of somebody else's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

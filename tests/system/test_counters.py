@@ -1,7 +1,5 @@
 """What a process is told of the time in which others ran."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

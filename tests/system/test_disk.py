@@ -3,8 +3,6 @@
 The exceptions are listed with their reason; one that is no longer needed must go from the list.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Writes are whole or absent, flushed in the right order, and name the path when the disk fails."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """One process works in a folder at a time, and a lock outlives nobody."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -3,8 +3,6 @@
 No flag lets a command write over, or remove, what surefoot did not write; the twins are files of its own.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 No code that a terminal obeys is left in a text, and none is lost from JSON.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Asking a server: retries, time limits, and one line for whatever goes wrong."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

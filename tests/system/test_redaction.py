@@ -1,7 +1,5 @@
 """What looks like a key does not get through; ordinary messages do."""
 
-from __future__ import annotations
-
 import random
 import re
 

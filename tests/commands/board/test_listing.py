@@ -1,7 +1,5 @@
 """Which folders are runs, and what a glance says of each."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

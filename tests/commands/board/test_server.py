@@ -1,7 +1,5 @@
 """The server refuses whoever it should, by raw sockets; others get everything at first, then what changed."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

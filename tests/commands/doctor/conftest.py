@@ -1,7 +1,5 @@
 """A small run that has nothing wrong, ready to take the doctor's steps."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

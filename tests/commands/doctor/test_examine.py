@@ -2,8 +2,6 @@
 No code is passed over in silence: what left no line is in order, or does not apply, and says why.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

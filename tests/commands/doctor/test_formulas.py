@@ -1,7 +1,5 @@
 """A formula that is wrong by little, which 16 bits hide, is named by doctor: every fast path goes in fp32 as well."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines on the machine, from plain values, and versions that are known to go wrong."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

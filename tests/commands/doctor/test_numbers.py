@@ -1,8 +1,6 @@
 """Examples that go through the model together: as if each went alone, in packed rows and in padded ones, and a document
 that hears another one is named wherever in the run's row it stands."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 

@@ -1,8 +1,6 @@
 """The run against the plainest way to compute the same examples: right runs of every stage pass, however their rows are
 laid out; what is computed wrongly is named, and the examples are the same in both."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from dataclasses import replace

@@ -2,8 +2,6 @@
 without it there is no such line. `--check N` judges the first steps by the same lines.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The shipped base: made by the script in the repository, what its card says, at chance before fine-tuning."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The quickstart as a user meets it: from chance to nearly everything right, through the path of every other run."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

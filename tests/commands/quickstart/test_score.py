@@ -1,7 +1,5 @@
 """The two ways of counting: the likeliest of eight answers, and what the model writes by itself."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

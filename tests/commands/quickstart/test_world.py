@@ -1,7 +1,5 @@
 """The world holds together: the base can know what it is asked, cannot know the answers, and nothing tells them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

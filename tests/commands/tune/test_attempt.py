@@ -2,8 +2,6 @@
 off goes on where it was.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`surefoot tune` on a tiny model: real trials in real processes."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

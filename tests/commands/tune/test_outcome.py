@@ -1,7 +1,5 @@
 """Lines and picture of a tuning say what was tried, what was not taken and why."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

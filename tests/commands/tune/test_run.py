@@ -1,7 +1,5 @@
 """What decides about trials: limits, rivals, the memory forecast; and the account at the end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

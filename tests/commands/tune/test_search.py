@@ -2,8 +2,6 @@
 The search finds what a full grid finds, in a fraction of its trials; settings that do not pass are never taken.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping

@@ -2,8 +2,6 @@
 What settings are held against: the run's own model, as plainly as the memory allows.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the scripts beside it need of the `datasets` library, which surefoot does not install."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

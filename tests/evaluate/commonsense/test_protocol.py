@@ -1,7 +1,5 @@
 """The eight sets: reading them, reading answers out of texts, scoring, and the published numbers beside them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ lm-eval brings some 400 MB (scipy, scikit-learn, pandas …), so it is no part o
 installs it and runs all of these.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

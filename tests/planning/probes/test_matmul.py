@@ -1,7 +1,5 @@
 """Rates of matrix products: what is measured, and that a hopeless type does not hold up the start."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """How much of a run's attention is timed: all of it on a GPU where it has room, what is quick on a CPU."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product

@@ -3,8 +3,6 @@
 What ends a form, and what ends the process: a GPU that nobody can use any more is no later form's fault.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Ollama is not here: `render` carries out the few constructs of Go's templates that the Modelfile uses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

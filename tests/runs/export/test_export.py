@@ -1,7 +1,5 @@
 """An export is the model that was trained, or nothing is published; the certificate says by how much they differ."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

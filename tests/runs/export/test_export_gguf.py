@@ -1,7 +1,5 @@
 """GGUF files come back, by transformers' own reader, as the same weights, logits and token ids."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

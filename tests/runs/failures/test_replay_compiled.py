@@ -2,8 +2,6 @@
 can be watched, and a step that ended its process as it was compiled. The compiler is torch's own, up to the code that
 it writes, which takes a minute: its graphs are run as they are."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

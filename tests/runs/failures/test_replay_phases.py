@@ -1,8 +1,6 @@
 """An exception outside of a step, of every stage: an evaluation, the making of batches, what the stage carries on. It
 leaves a folder, a replay raises it again, and the run can go on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,8 +1,6 @@
 """Everything that is planned is held against the plain model in two passes; what cannot be seen so is looked at one by
 one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """A compiled model is held against itself as written before step 1. The compilers are stand-ins that take no time:
 `test_compile.py` has the real one."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

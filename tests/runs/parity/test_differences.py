@@ -1,7 +1,5 @@
 """By how much two passes differ: worked out by hand, and which faults are seen so in bf16 before step 1."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Before step 1 every fast path is held against the plain one; one that differs is not used, and the run says so."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What 16 bits hide is seen in fp32 before step 1, and what rounds as the plain way does is not taken out for it."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A fast path that is taken out before step 1 takes its room with it: the plan is made again for the plain one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is compared before step 1 has a slope: a stage that is held to a reference is compared against itself."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
