@@ -1,8 +1,6 @@
 """`surefoot generate` and `surefoot chat`, called as a user calls them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,36 +111,6 @@ def test_a_wrong_call_is_one_line_and_exit_2(model, arguments, named):
     assert result.exit_code == 2
     assert gives(result.stderr.splitlines()[-1], named)
     assert result.stdout == ""
-
-
-def test_a_folder_without_a_model_is_one_line_and_exit_2(tmp_path):
-    result = call("generate", tmp_path, "--prompt", "a")
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert str(tmp_path) in result.stderr
-
-
-def test_help_needs_no_torch():
-    code = (
-        "import sys; from surefoot.commands.main import main\n"
-        "for command in ('generate', 'chat'):\n"
-        "    main([command, '--help'], standalone_mode=False)\n"
-        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_a_wrong_path_is_answered_without_torch(tmp_path):
-    code = (
-        "import sys; from surefoot.commands.main import main; from surefoot.system.errors import InputError\n"
-        "for arguments in (['chat', 'no/such/folder'], ['generate', sys.argv[1], '--prompt', 'a']):\n"
-        "    try: main(arguments, standalone_mode=False)\n"
-        "    except InputError as error: print(error)\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True, text=True)
-    assert "no/such/folder" in done.stdout
-    assert "config.json" in done.stdout
 
 
 def test_a_model_cannot_send_codes_to_the_terminal(model, monkeypatch):

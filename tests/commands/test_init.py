@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -248,17 +246,6 @@ def test_twin_without_quotes_a_name_that_looks_like_a_number_is_lost(monkeypatch
     assert (data["model"], data["data"]["train"], data["output"]) == ("1e4", "no # comment", "x: y")
     monkeypatch.setattr(stage, "shown", str)
     assert parse_yaml(starting_config({**given, "output": "x"}, {}, "s"), "x")[0].data["model"] == 1e4
-
-
-def test_nothing_heavy_is_imported_before_a_refusal(folder: Path) -> None:
-    call("init", "base", "few.jsonl")
-    program = (
-        "import sys\nfrom surefoot.commands.main import main\n"
-        "try: main(['init', 'base', 'few.jsonl'])\n"
-        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'numpy' in sys.modules)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "2 False False\n"
 
 
 def comments_of(text):

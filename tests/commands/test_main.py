@@ -1,5 +1,7 @@
-"""The command line as a whole: its surface, its exit codes, what it imports, and how it fails."""
+"""The command line as a whole: its surface, its exit codes, what it imports, and how it fails. What libraries write as
+they are imported must not end up between the lines of a command."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -305,3 +307,22 @@ def test_the_program_of_a_command_that_plans_begins_again(
 def test_twin_a_command_that_is_called_from_a_program_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "restart_without_thread_cache", lambda: pytest.fail("began again"))
     assert run("train", "no.yaml").exit_code == 2
+
+
+LOADS = "import surefoot; import accelerate; import deepspeed; print('alone')"
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+
+def written(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+@needs_deepspeed
+def test_deepspeed_says_nothing_on_stdout():
+    assert written(LOADS) == "alone\n"
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_twin_without_surefoot_it_does():
+    assert written(LOADS.removeprefix("import surefoot; ")) != "alone\n"

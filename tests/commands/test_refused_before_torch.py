@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from helpers.tiny_models import tiny_llama
+from surefoot.commands.main import COMMANDS
 
 CASES = {  # the place that is named, and the code; "" of what click refuses
     "capture BASE --out out --layers 0,9": ("--layers: ", "SF-USE-FLAG"),
@@ -34,7 +35,10 @@ CASES = {  # the place that is named, and the code; "" of what click refuses
     "evaluate commonsense BASE --data . --only adapter": ("--only: ", "SF-USE-FLAG"),
     "evaluate commonsense BASE --data . --sets none": ("--sets: ", "SF-EVALUATE"),
     "generate BASE --prompt hi --max-new-tokens 512": ("--max-new-tokens: ", "SF-DATA-LENGTH"),
+    "generate full --prompt hi": ("full: ", "SF-MODEL-WEIGHTS"),
     "chat BASE --max-new-tokens 512": ("--max-new-tokens: ", "SF-DATA-LENGTH"),
+    "chat no/such/folder": ("no/such/folder: ", "SF-FILE-MISSING"),
+    "init BASE rows.json --out run.yaml": ("run.yaml: ", "SF-USE-OUTPUT"),
     "export BASE --out out --merge": ("BASE: ", "SF-USE-FLAG"),
     "export OVER --out out --gguf": ("--gguf: ", "SF-USE-FLAG"),
     "evaluate loss OVER rows.json --max-length 513": ("--max-length: ", "SF-DATA-LENGTH"),
@@ -124,9 +128,22 @@ def refused(place, cases: list[str], plant: str = "") -> dict[str, dict]:
     return dict(map(json.loads, done.stdout.splitlines()))
 
 
-def test_each_is_one_line_before_torch_and_nothing_is_left_behind(place):
+CONFLICT = "train run.yaml output=full adapter.kind=lora adapter.rank=2 adapter.targets=[q_prj]"
+PAGES = [f"{name} --help" for name in COMMANDS]
+
+
+@pytest.fixture(scope="module")
+def answers(place):
+    """All cases in one process, which leaves nothing behind."""
     before = sorted(path.relative_to(place) for path in place.rglob("*"))
-    for case, found in refused(place, list(CASES)).items():
+    found = refused(place, [*CASES, CONFLICT, *PAGES])
+    assert sorted(path.relative_to(place) for path in place.rglob("*")) == before
+    return found
+
+
+def test_each_is_one_line_before_torch(answers):
+    for case in CASES:
+        found = answers[case]
         assert not found["torch"], case
         assert found["exit"] in (2, 3), case
         assert found["stderr"].count("\n") == (3 if "^" in found["stderr"] else 1), case  # with excerpt and caret
@@ -134,12 +151,16 @@ def test_each_is_one_line_before_torch_and_nothing_is_left_behind(place):
         first = found["stderr"].partition("\n")[0]
         assert where in first, first
         assert first.endswith(f" [{code}]") if code else first.endswith("--help`."), first
-    assert sorted(path.relative_to(place) for path in place.rglob("*")) == before
 
 
-def test_an_output_folder_in_use_hides_no_conflict_of_the_config(place):
-    case = "train run.yaml output=full adapter.kind=lora adapter.rank=2 adapter.targets=[q_prj]"
-    found = refused(place, [case])[case]
+def test_a_page_of_help_needs_no_torch(answers):
+    assert [answers[page] | {"stderr": ""} for page in PAGES] == [{"torch": False, "exit": 0, "stderr": ""}] * len(
+        PAGES
+    )
+
+
+def test_an_output_folder_in_use_hides_no_conflict_of_the_config(answers):
+    found = answers[CONFLICT]
     assert (found["torch"], found["exit"]) == (False, 2)
     assert [line.rpartition(" ")[2] for line in found["stderr"].splitlines()] == [
         "[SF-USE-OUTPUT]",

@@ -1,14 +1,21 @@
-"""An editor that holds the JSON Schema accepts exactly the configs that a run accepts."""
+"""An editor that holds the JSON Schema accepts exactly the configs that a run accepts. What docs/configuration.md shows
+is what surefoot accepts and prints."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
+from click.testing import CliRunner
 from hypothesis import given
 
-from helpers.configs import mutated_configs, valid_configs
+from helpers.configs import mutated_configs, valid_configs, write_config
+from surefoot.commands.main import main
 from surefoot.config.keys import DIALECT, config_schema
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
+from surefoot.config.yaml_reader import parse_yaml
 
 EDITOR = jsonschema.Draft202012Validator(config_schema())
 BASE: dict[str, Any] = {"stage": "sft", "model": "a/b", "data": {"train": "x.json"}, "output": "runs/x"}
@@ -92,3 +99,21 @@ def test_every_key_has_a_text() -> None:
     for group in groups:
         for name, fragment in group["properties"].items():
             assert fragment.get("description"), name
+
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+def test_the_configs_are_complete() -> None:
+    texts = re.findall(r"^```yaml\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
+    assert texts
+    for text in texts:
+        document, faults = parse_yaml(text, "run.yaml")
+        assert faults == []
+        assert shape_problems(expand_short_forms(document.data)) == []
+
+
+def test_the_error_looks_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path, learning_rte="1e-4")
+    assert CliRunner().invoke(main, ["train", "run.yaml"]).stderr in GUIDE

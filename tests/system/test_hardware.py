@@ -1,18 +1,23 @@
-"""Presets, this machine, its environment; and what is never written down about it."""
+"""Presets, this machine, its environment; and what is never written down about it. The peak is that of this process,
+and it does not fall."""
 
 import getpass
 import json
 import platform
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from helpers.stand_in_kernels import install
 from surefoot.system import hardware
 from surefoot.system.errors import InputError
-from surefoot.system.hardware import GIB, describe, detect, preset, versions
+from surefoot.system.hardware import GIB, describe, detect, forget_peak, peak_memory, preset, versions
 
 
 def test_presets_are_described_and_not_present():
@@ -134,3 +139,32 @@ def test_packages_with_kernels_are_found_and_not_imported(tmp_path, monkeypatch,
     monkeypatch.syspath_prepend(tmp_path)
     assert hardware._attention_packages() == forms
     assert hardware.detect().flash_attention_2 is ("flash_attn_2" in forms)
+
+
+BLOCK = 200_000_000  # bytes
+
+
+def test_the_peak_stays_after_memory_is_given_back():
+    before = peak_memory("cpu")
+    np.ones(BLOCK, dtype=np.uint8).sum()
+    after = peak_memory("cpu")
+    assert after >= before
+    assert after > BLOCK
+    assert peak_memory("cpu") >= after
+
+
+def test_a_new_process_starts_from_its_own():
+    block = np.ones(2 * BLOCK, dtype=np.uint8)
+    program = "from surefoot.system.hardware import peak_memory; print(peak_memory('cpu'))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert 0 < int(out) < BLOCK < len(block)
+
+
+def test_on_a_gpu_the_peak_can_begin_anew_and_on_a_cpu_it_is_the_systems(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: done.append("anew"))
+    forget_peak("cpu")
+    assert done == []
+    forget_peak("cuda")
+    assert done == ["empty", "anew"]  # what torch keeps is no longer there when the peak begins
