@@ -18,6 +18,9 @@ from faults.place import ROWS, Case, Place
 from faults.run_cases import raising
 from helpers.tiers import representatives
 from surefoot.data.chat import sandbox
+from surefoot.data.sources.records import read_rows
+from surefoot.data.sources.resolve import SourceSpec, open_sources
+from surefoot.system.errors import InputError
 from surefoot.training.checkpoint import list_checkpoints
 
 CASES = [*data_cases.CASES, *model_cases.CASES, *run_cases.CASES, *hostile_cases.CASES]
@@ -50,7 +53,8 @@ def left(place: Place) -> list[Path]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_refused(case: Case, place: Place, forked_python: str) -> None:
-    place.patch.setattr(sandbox, "STEPS", 50_000)  # a template without end is stopped sooner
+    for limit in ("STEPS", "ITEMS"):
+        place.patch.setattr(sandbox, limit, 50_000)  # a template without end is stopped sooner
     place.patch.setattr(sys, "executable", forked_python)  # of the child that opens pickles
     words = case.prepare(place) or ["train", place.config()]
     before = place.snapshot()
@@ -88,13 +92,13 @@ def test_the_last_line_cut_at_every_byte_is_named(place: Place) -> None:
     lines = [json.dumps(row, ensure_ascii=False).encode() for row in [*ROWS[:1], {**ROWS[1], "output": "ä 😀"}]]
     path = place.text("train.jsonl", b"")
     place.change(data={"train": str(path)})
-    config = place.config()
     for cut in range(1, len(lines[1])):
         path.write_bytes(lines[0] + b"\n" + lines[1][:cut])
-        result = place.call("train", config)
-        assert result.exit_code == 2, cut
-        (line,) = (line for line in result.stderr.splitlines() if "error: " in line)
-        assert "train.jsonl:2" in line, cut
+        (source,) = open_sources(SourceSpec(str(path)))
+        with pytest.raises(InputError) as refused:
+            list(read_rows(source))
+        assert "train.jsonl:2" in refused.value.faults[0].where, cut
+    assert place.call("train", place.config()).exit_code == 2
     assert not (place.folder / "out").exists()
 
 
