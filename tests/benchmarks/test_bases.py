@@ -1,7 +1,5 @@
 """Random Llamas of the benchmarks: shapes are those of the published models, and the small ones stay as they were."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """What the comparisons on a GPU should show, beside limits that were computed by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

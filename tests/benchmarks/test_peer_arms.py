@@ -1,7 +1,5 @@
 """What the sides of the comparison with other trainers are told, and how their steps are timed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from inspect import signature

@@ -1,7 +1,5 @@
 """Who takes part in the comparison with other trainers, by league, device and what is installed."""
 
-from __future__ import annotations
-
 import pytest
 
 import peer_sides

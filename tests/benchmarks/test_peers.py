@@ -1,7 +1,5 @@
 """The comparison with other trainers as a program: what it asks, who is counted, what becomes of a side that fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What `surefoot train` imports before step 1: a LoRA run needs no translator, doctor, pictures or other method."""
 
-from __future__ import annotations
-
 import json
 import sys
 

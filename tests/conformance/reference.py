@@ -4,8 +4,6 @@ Attention is eager, every example runs by itself and unpadded, the loss is the m
 PEFT's on targets written by hand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

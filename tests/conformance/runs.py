@@ -1,7 +1,5 @@
 """What surefoot does with a zoo model: its first step, a whole short run, and one that is stopped and resumed."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

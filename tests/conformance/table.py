@@ -10,8 +10,6 @@ for bit against the uninterrupted one. The first two are taken without dropout, 
 with 1 where a proof fails.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,8 +1,6 @@
 """Which modules an adapter must stand on, per family: written by hand from the models' published code, and for the many
 families of `helpers.zoo_modern` by one rule that looks at the model as transformers builds it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import nn

@@ -3,8 +3,6 @@
 The files are read here with `json` alone: what an answer is, is decided twice.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

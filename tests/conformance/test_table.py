@@ -1,7 +1,5 @@
 """Every row of the conformance table holds, and every column sees what it is there to see."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

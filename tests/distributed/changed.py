@@ -1,7 +1,5 @@
 """What tests change in ranks that `ForkServer` forks: functions of the rank, called before the command."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Three steps of a tiny Llama under any engine, on one rank or on two: what tests of engines compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

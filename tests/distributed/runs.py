@@ -7,8 +7,6 @@ and save the imports of each process (tests/helpers/forked_command.py).
 be silent or slow; the commands stay what a user types.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

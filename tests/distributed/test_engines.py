@@ -1,7 +1,5 @@
 """Two ranks for real: every engine does on two what one process does alone, and every check of it can fail."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from itertools import product

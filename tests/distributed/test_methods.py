@@ -6,8 +6,6 @@ The ranks are forked, to save their imports; test_ranks.py starts them as people
 docs/evidence/engines.md has them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Packed rows dealt out to two processes: what one process loses with padded rows, two lose with packed ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """What goes wrong on one rank and must not pass for a run that went well: through the command line; torchrun is the
 real one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

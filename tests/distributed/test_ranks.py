@@ -3,8 +3,6 @@
 Each launcher, each way to end that hangs on how processes were started, and one engine of DeepSpeed are run as they are
 typed; the other commands are forked."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

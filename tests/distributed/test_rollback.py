@@ -3,8 +3,6 @@
 Twice in each run, so that every rank begins three times; the ranks are forked, to save their imports.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.util import find_spec

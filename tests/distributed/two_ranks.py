@@ -8,8 +8,6 @@ that failed on a rank, the next one gets new processes. `case` is a function of 
 `tests`; what it returns travels back by pickle, so plain values and numpy arrays only.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

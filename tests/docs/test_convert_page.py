@@ -1,7 +1,5 @@
 """docs/convert.md: both tables are those of the code."""
 
-from __future__ import annotations
-
 from helpers.doc_pages import ROOT, table
 from surefoot.models.convert.layouts import LAYOUTS
 from surefoot.models.convert.rules import KINDS

@@ -1,7 +1,5 @@
 """docs/dialects.md and docs/dialects-settings.md say what the rows say. Run as a program, it prints their tables."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.doc_pages import ROOT

@@ -1,7 +1,5 @@
 """docs/doctor.md has every code as it is, and its commands are commands."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

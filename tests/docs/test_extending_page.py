@@ -1,8 +1,6 @@
 """docs/extending.md: what it adds from inside, put into a copy of surefoot, trains, translates and plans; what it adds
 from outside runs in surefoot as it is, and both come to the same numbers."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/failures.md says what the code does: its config runs, its commands answer, its numbers are those of the code."""
 
-from __future__ import annotations
-
 import json
 import re
 

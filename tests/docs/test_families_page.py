@@ -1,7 +1,5 @@
 """docs/families.md: the table is that of the code, and the quoted error is what a user sees."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.doc_pages import ROOT, names, table

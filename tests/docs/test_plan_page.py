@@ -1,7 +1,5 @@
 """docs/plan.md against the code: no choice, no variable is missing or invented."""
 
-from __future__ import annotations
-
 import json
 
 from click.testing import CliRunner

@@ -1,7 +1,5 @@
 """docs/ppo.md: what is logged, tolerances, limits of a server that scores, and a function that scores."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """docs/preference.md says what the code does: losses, references, where runs begin, a config that runs."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """README.md and docs/*.md quote what surefoot accepts: configs load, commands parse and run, links lead somewhere."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import re

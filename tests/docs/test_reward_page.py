@@ -1,7 +1,5 @@
 """docs/reward.md says what the code does: losses, a config that runs, commands that answer."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """docs/run-folder.md against the code and against a run: nothing is missing, nothing is invented."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """docs/sources.md says what the code does: suffixes, keys of dataset_info.json, words of the hub's refusals."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/templates.md: every template stands in the table, and the examples are what the code writes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ between a step and its log row, and in the middle of a save. Dropout is on, ever
 epochs end with a short batch. The seed is drawn anew and printed.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -4,8 +4,6 @@ Cycles of four steps (two batches of answers, two passes) and a checkpoint after
 fall inside cycles; a steered KL coefficient and a moving average are carried along.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Kills before a step, in a save and between a step and its log row; epochs end with a short batch, dropout is on.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -4,8 +4,6 @@ back undisturbed: weights, moments, state, logged losses, the record and its eve
 Every stage; a second kill falls anywhere in the resumed run. The seed is drawn anew and printed.
 """
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The example that learns sums from a reward: its arms run, and the reward with a bug is told from the strict one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

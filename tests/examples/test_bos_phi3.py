@@ -3,8 +3,6 @@
 Every claim is a function that raises where it does not hold; the twins show that it does raise.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sweep of examples/: the data behind its page, and the page."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

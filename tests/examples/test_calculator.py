@@ -1,7 +1,5 @@
 """The example that learns to use a calculator: its environment, its data, and that the use is learned."""
 
-from __future__ import annotations
-
 import json
 import random
 

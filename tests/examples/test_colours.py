@@ -1,7 +1,5 @@
 """The example that learns colours: far above chance, and what plain transformers says is what the run learned."""
 
-from __future__ import annotations
-
 import pytest
 
 import colours

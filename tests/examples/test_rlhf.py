@@ -1,7 +1,5 @@
 """The three steps of RLHF and the short way, as one script, on small models of two families."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

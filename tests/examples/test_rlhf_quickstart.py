@@ -1,7 +1,5 @@
 """RLHF on the quickstart's museum: PPO and GRPO learn from their reward alone what the supervised data do not say."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Whether Ollama puts BOS before a prompt: a table by hand, from its converter and llama.cpp's vocabulary."""
 
-from __future__ import annotations
-
 import pytest
 
 from surefoot.families.gguf_rows import PRE_TOKENIZERS, ollama_puts_bos

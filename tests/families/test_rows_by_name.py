@@ -1,7 +1,5 @@
 """Rows without a structure: their tokens in tokenizers laid out as published, and what is planned with them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Each method and each loss has all of its parts, and nobody else asks for their names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence

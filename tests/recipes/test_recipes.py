@@ -1,7 +1,5 @@
 """Every recipe loads, plans for the machine that it names, and says in its comments what is so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Small runs of every method on the pretend GPU, and where they wait."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

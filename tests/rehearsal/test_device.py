@@ -1,7 +1,5 @@
 """The pretend GPU refuses what a GPU refuses, so that a rehearsal on it means something."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """`make gpu-report` on the pretend GPU, from its words to its page."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A package with an attention kernel, installed beside torch: tried by the probes in a process of its own, taken only
 if it is right. Which is faster says nothing here, so the plan is told which form is usual."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

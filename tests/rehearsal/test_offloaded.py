@@ -1,8 +1,6 @@
 """An optimizer in host memory beside one on the device, on the pretend GPU: copies arrive as late as they may, and both
 compute with the CPU's kernels, so that the bits are the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults as they are made in code that no GPU has run, planted one by one: each is found on the pretend GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every method, and every command that takes a device, on the pretend GPU: nothing is done that a GPU would refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

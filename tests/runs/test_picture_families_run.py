@@ -64,8 +64,10 @@ def expected(model, name, base, folder, batch, **changes):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_loss_and_gradients_are_transformers_own(tmp_path, name):
+    """Of the rows together; apart they sum to the same loss."""
     base = seeing_family(name, tmp_path / "base")
-    batch, model = batch_of(base, tmp_path), opened(base)
+    data, model = data_of(base, tmp_path), opened(base)
+    (batch,) = example_batches(data, range(4), Layout(0))
     theirs = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
     wanted = expected(theirs, name, base, tmp_path, batch)
     wanted.backward()
@@ -83,21 +85,13 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
         key in wrapper_parameters(theirs) and one.abs().max() > 0 for key, one in gradients.items()
     )  # it was looked at
     with torch.no_grad():
+        alone = sum(sft_loss(model, one).loss.item() for one in example_batches(data, range(4), Layout(0, most=1)))
+        assert alone == pytest.approx(found.item(), rel=FP32_RELATIVE)
         blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
         assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
         one_way = sft_loss(model, replace(batch, seen=torch.zeros_like(batch.seen))).loss  # twin: no kinds of tokens
         differs = abs(one_way.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
         assert differs == (name in SEEN_BOTH_WAYS)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_rows_apart_sum_to_rows_together(tmp_path, name):
-    base = seeing_family(name, tmp_path / "base")
-    model, data = opened(base), data_of(base, tmp_path)
-    (together,) = example_batches(data, range(4), Layout(0))
-    with torch.no_grad():
-        alone = sum(sft_loss(model, one).loss.item() for one in example_batches(data, range(4), Layout(0, most=1)))
-        assert alone == pytest.approx(sft_loss(model, together).loss.item(), rel=FP32_RELATIVE)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """An audit that could not look a package up is not a clean one."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """pyproject.toml keeps out the versions with known holes, and the lists of packages what must not come in."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of a GPU: its parts keep what they found however they end, and its page shows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

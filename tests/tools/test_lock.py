@@ -1,7 +1,5 @@
 """locks/ holds what pyproject.toml needs in the versions of constraints.txt, each with hashes. No index is asked."""
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tool that counts what becomes of other tools' configs and commands finds them all, and values that vanish."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A headless Chromium for the tests of pages: the distribution's own, one per module; nothing is downloaded."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

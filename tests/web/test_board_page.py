@@ -1,7 +1,5 @@
 """The board in a real browser: it lists, it lives, it goes on after a pause, and it lets in only who has the key."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.board_server import serving

@@ -1,7 +1,5 @@
 """report.html in a real browser: drawn, offline, at any width, light, dark and printed; what it quotes does nothing."""
 
-from __future__ import annotations
-
 import io
 from importlib import resources
 
