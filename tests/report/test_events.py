@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.report import events as module
 from surefoot.report.console import Console
 from surefoot.report.events import append_event, append_samples, cut_events, last_of_the_process
 from surefoot.report.journal import salvage
@@ -139,11 +138,6 @@ def test_damaged_lines_go_with_the_cut(tmp_path):
     cut_events(tmp_path, 9, evaluated=True)
     assert len(of(tmp_path)) == 7
     assert all(isinstance(json.loads(line), dict) for line in (tmp_path / "events.jsonl").read_text().splitlines())
-
-
-def test_the_clock_can_be_given(tmp_path):
-    append_event(tmp_path, "start", 0, "x", now=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=module.UTC))
-    assert of(tmp_path)[0]["time"] == "2026-01-02T03:04:05.000+00:00"
 
 
 @pytest.mark.parametrize("kind", [[], {}, 5, None])

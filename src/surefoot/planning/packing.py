@@ -69,7 +69,7 @@ def plan_packing(
         wrong = [trial.form for trial in timed if trial.failure]
         return _unmeasured(request, [form for form in forms if form not in wrong])
     best = _clearly_best(passed, _usual(forms, compute))
-    times = _times(trials) + (f"; not used: {failures}" if failures else "")
+    times = f"milliseconds of attention {times_of(trials)}" + (f"; not used: {failures}" if failures else "")
     if request == "on":
         return Choice(best.form, f"asked for; {times}", "user")
     return _measured(best, trials, lengths, times, shares=shares)
@@ -157,10 +157,6 @@ def _measured(
     if gain >= _GAIN or (padding >= _PADDING and gain >= _LOSS):
         return Choice(best.form, f"{share}; {times}", "measured")
     return Choice(PLAIN, f"little to gain: {share}; {times}", "measured")
-
-
-def _times(trials: Sequence[AttentionTrial]) -> str:
-    return f"milliseconds of attention {times_of(trials)}"
 
 
 def plan_shared_prompts(

@@ -46,7 +46,11 @@ def read_conversion(run: Path) -> dict[str, Any] | None:
 def conversion_line(record: Mapping[str, Any]) -> str:
     """Describe the comparison in one sentence."""
     groups = f" in groups of {record['group_size']}" if record["group_size"] else ""
-    losses = [f"{key} {record[key]:.6g}" for key in ("logged", "trained", "converted", "reloaded") if _has(record, key)]
+    losses = [
+        f"{key} {record[key]:.6g}"
+        for key in ("logged", "trained", "converted", "reloaded")
+        if record.get(key) is not None
+    ]
     over = f"{record['tokens']:,} tokens {record['rows']}"
     what = f"precision.qat: {record['layers']} layers converted to {record['to']}{groups}"
     return f"{what}; loss over {over}: {', '.join(losses)}"
@@ -65,7 +69,3 @@ def conversion_faults(run: Path) -> list[Fault]:
     return [
         Fault(str(run / NAME), disagreement(record), "convert the published weights again", code="SF-VERIFY-DIFFERS")
     ]
-
-
-def _has(record: Mapping[str, Any], key: str) -> bool:
-    return record.get(key) is not None

@@ -42,20 +42,15 @@ Kind = Literal[
 OF_THE_PROCESS = ("start", "resume", "stopped", "diverged", "failed")
 # Reasons why steps before the event are repeated, or others follow it.
 _KEPT = (*OF_THE_PROCESS, "rollback", "changed")
-Clock = Callable[[], datetime]
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
-def append_event(run: Path, kind: Kind, step: int, text: str, now: Clock = utc_now) -> None:
+def append_event(run: Path, kind: Kind, step: int, text: str) -> None:
     """Add a line to events.jsonl.
 
     step: optimizer steps done so far.
     text: one sentence; secrets in it, which an error may quote, are removed.
     """
-    stamp = now().isoformat(timespec="milliseconds")
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
     journal.append(run / EVENTS, {"kind": kind, "step": step, "time": stamp, "text": veiled(text)})
 
 

@@ -166,9 +166,7 @@ def _standing_values(record: RunRecord, status: Status) -> dict[str, Any]:
     return {
         "curves": curve_values(record),
         "calibration": views.guarded("the calibration", lambda: last_calibration(record.rows), None, cautions),
-        "plan": views.plan_choices(record),
-        "coverage": views.plan_coverage(record),
-        "memory": views.plan_memory(record),
+        **views.plan_tables(record),
         "experts": views.guarded("the experts' loads", lambda: views.expert_load(record), _NOTHING, cautions),
         "notes": list(record.plan.cautions) if record.plan else [],
         "audits": views.guarded("the data audit", lambda: audit_views(record.data), [], cautions),

@@ -207,14 +207,14 @@ def _answer_row(name: str, one: Record) -> tuple[str, ...]:
     return (name, "" if score is None else f"{score:.4g}", "; ".join(said), *texts, str(one.get("tokens", "")))
 
 
-def plan_choices(record: RunRecord) -> Table:
-    rows = tuple(choice_rows(record.plan)) if record.plan else ()
-    return Table(("choice", "value", "by", "why"), rows)
-
-
-def plan_memory(record: RunRecord) -> Table:
-    rows = tuple(memory_rows(record.plan)) if record.plan else ()
-    return Table(("memory", "forecast", "remark"), rows)
+def plan_tables(record: RunRecord) -> dict[str, Table]:
+    """Choices, coverage and memory of the plan, by their names on the page; empty without a plan."""
+    plan = record.plan
+    return {
+        "plan": Table(("choice", "value", "by", "why"), tuple(choice_rows(plan)) if plan else ()),
+        "coverage": Table(COVERAGE, tuple(coverage_rows(plan)) if plan else (), numeric=True),
+        "memory": Table(("memory", "forecast", "remark"), tuple(memory_rows(plan)) if plan else ()),
+    }
 
 
 def memory_forecast(record: RunRecord) -> str:
@@ -226,11 +226,6 @@ def memory_forecast(record: RunRecord) -> str:
     before = ranks[0].get(MEMORY_BEFORE)
     beside = f" + {size_text(before)} before the model" if before else ""
     return f"forecast {size_text(record.plan.memory.total)}{beside}"
-
-
-def plan_coverage(record: RunRecord) -> Table:
-    rows = tuple(coverage_rows(record.plan)) if record.plan else ()
-    return Table(COVERAGE, rows, numeric=True)
 
 
 def expert_load(record: RunRecord) -> Table:

@@ -49,17 +49,23 @@ def pointwise_ways() -> Ways:
     )
 
 
-def _failed_part(part: str, why: str) -> PointwiseTrial:
-    return PointwiseTrial(part, 0.0, 0.0, why)
-
-
-def _failed_form(form: str, why: str) -> AttentionTrial:
-    return AttentionTrial(form, 0.0, why)
-
-
 _MODULE = "surefoot.runs.kernel_probes"
-DOCUMENTS = Probe(DocumentsRequest, "forms", AttentionTrial, _documents, _failed_form, (_MODULE, "documents"))
-POINTWISE = Probe(PointwiseRequest, "parts", PointwiseTrial, _pointwise, _failed_part, (_MODULE, "pointwise"))
+DOCUMENTS = Probe(
+    DocumentsRequest,
+    "forms",
+    AttentionTrial,
+    _documents,
+    lambda form, why: AttentionTrial(form, 0.0, why),
+    (_MODULE, "documents"),
+)
+POINTWISE = Probe(
+    PointwiseRequest,
+    "parts",
+    PointwiseTrial,
+    _pointwise,
+    lambda part, why: PointwiseTrial(part, 0.0, 0.0, why),
+    (_MODULE, "pointwise"),
+)
 
 
 if __name__ == "__main__":

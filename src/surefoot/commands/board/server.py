@@ -34,7 +34,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import click
 
-from surefoot.commands.board.listing import Glance, Overview, Run, list_runs, signature, status_now
+from surefoot.commands.board.listing import Overview, Run, list_runs, signature, status_now
 from surefoot.commands.terminal import echo
 from surefoot.report.html import curve_values, live_values, part, policy, render, report_page
 from surefoot.report.record import read_run
@@ -274,12 +274,8 @@ def follow_all(root: Path) -> Iterator[Message | None]:
     """Yield the whole overview whenever one of its rows changed."""
     overview, sent = Overview(root), None
     while True:
-        html = runs_part(overview.glances())
+        html = part("part_runs.html", {"runs": overview.glances()})
         if html != sent:
             sent = html
             yield Message("parts", {"runs": html})
         yield None
-
-
-def runs_part(glances: list[Glance]) -> str:
-    return part("part_runs.html", {"runs": glances})
