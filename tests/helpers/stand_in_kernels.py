@@ -1,6 +1,7 @@
-"""Replacements for FlashAttention's packages that compute its function with torch, correctly or incorrectly.
+"""Replacements for packages of kernels that compute their functions with torch, correctly or incorrectly.
 
 install("flash_attn_3", tmp_path, "right")     # a folder for sys.path and PYTHONPATH
+install_liger(tmp_path, "right")               # the same for liger-kernel's norm
 """
 
 from pathlib import Path
@@ -38,4 +39,50 @@ def install(form: str, folder: Path, kind: str) -> Path:
     path = folder.joinpath(*ATTENTION_PACKAGES[form].split("."))
     path.mkdir(parents=True)
     (path / "__init__.py").write_text(KINDS[kind])
+    return folder
+
+
+# Its signature and what it returns and saves; `in_place` would overwrite the gradient.
+_LIGER = """
+import torch
+
+
+class LigerRMSNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):
+        assert casting_mode in ("llama", "gemma") and not in_place
+        ctx.save_for_backward(X, W)
+        ctx.given = (eps, offset, casting_mode)
+        return norm(X, W, *ctx.given)
+
+    @staticmethod
+    def backward(ctx, dY):
+        X, W = (one.detach().requires_grad_() for one in ctx.saved_tensors)
+        with torch.enable_grad():
+            found = torch.autograd.grad(norm(X, W, *ctx.given), (X, W), dY)
+        return *found, None, None, None, None, None
+
+
+def norm(X, W, eps, offset, casting_mode):
+    rows = X.float() * torch.rsqrt(X.float().pow(2).mean(-1, keepdim=True) + eps)
+    if casting_mode == "llama":
+        return (W * rows.to(X.dtype)).to(X.dtype)
+    return (rows * (offset + W.float())).to(X.dtype)
+"""
+LIGER_KINDS = {
+    "right": _LIGER,
+    "wrong": _LIGER.replace("+ eps)", "+ 2 * eps)"),
+    "gradient wrong": _LIGER.replace("return *found,", "return 1.1 * found[0], found[1],"),
+    "not finite": _LIGER.replace("rows.to(X.dtype)", "rows.to(X.dtype) * float('nan')"),
+    "cannot be imported": "raise ImportError('No module named triton')",
+}
+
+
+def install_liger(folder: Path, kind: str) -> Path:
+    """Write the package and return its folder. kind: a key of `LIGER_KINDS`."""
+    path = folder / "liger_kernel" / "ops"
+    path.mkdir(parents=True)
+    for one in (path.parent, path):
+        (one / "__init__.py").write_text("")
+    (path / "rms_norm.py").write_text(LIGER_KINDS[kind])
     return folder

@@ -57,6 +57,10 @@ def trials(norm=(0.020, 0.005), turn=(0.010, 0.010), failure=""):
     return (PointwiseTrial("norm", *norm, failure), PointwiseTrial("rotary", *turn, ""))
 
 
+def norms(plain, fused, failure=""):
+    return (PointwiseTrial("norm", plain, fused, failure),)
+
+
 TIMED = {"machine": HERE, "seen": trials()}
 FSDP, DEEPSPEED = {"parallel": {"engine": "fsdp2"}}, {"parallel": {"engine": "deepspeed"}}
 OBSTACLES = {
@@ -80,7 +84,7 @@ OBSTACLES = {
     ("pointwise", "fused"): [
         (TIMED | {"compile": "default"}, "torch.compile"),
         (TIMED | FSDP, "fsdp2"),
-        (TIMED | {"machine": GPU}, "CPU"),
+        (TIMED | {"machine": dataclasses.replace(GPU, liger=False)}, "liger-kernel"),
         (TIMED | {"machine": dataclasses.replace(GPU, kind="mps")}, "CPU"),
         (TIMED | {"machine": GPU} | FSDP, "fsdp2"),
         (TIMED | {"layer_norm": True}, "LayerNorm"),
@@ -135,6 +139,16 @@ def test_norms_and_rotations_follow_what_was_measured(kernel, seen, value, why):
     choice = kernel("pointwise", machine=HERE, seen=seen)
     assert choice.value == value
     assert why in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "value"),
+    [(norms(0.020, 0.005), "fused"), (norms(0.020, 0.018), "plain"), (norms(0, 0, "wrong"), "plain"), (None, "plain")],
+)
+def test_on_a_gpu_liger_kernels_norms_follow_what_was_measured(kernel, seen, value):
+    machine = dataclasses.replace(GPU, liger=True)
+    assert kernel("pointwise", machine=machine, seen=seen).value == value
+    assert kernel("pointwise", machine=dataclasses.replace(machine, liger=False), seen=seen).value == "plain"
 
 
 def test_of_a_machine_elsewhere_the_plan_says_what_would_happen(kernel):

@@ -1,5 +1,5 @@
-"""A package with an attention kernel, installed beside torch: tried by the probes in a process of its own, taken only
-if it is right. Which is faster says nothing here, so the plan is told which form is usual."""
+"""Packages with kernels, installed beside torch: tried by the probes in a process of their own, taken only if they are
+right. Which is faster says nothing here, so the plan is told which form is usual, or that no gain is asked for."""
 
 import json
 import os
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from helpers import stand_in_kernels
+from helpers.path_runs import fast_paths as fast_paths_of
 from helpers.tiers import representatives
-from rehearsal.runs import BF16, ON_THE_PRETEND_GPU, STEPS, config_of, make_world, train
-from surefoot.planning import packing
+from rehearsal.runs import BF16, ON_THE_PRETEND_GPU, STEPS, Died, config_of, dying, make_world, train
+from surefoot.planning import fast_paths, packing
+from surefoot.system.errors import InputError, SurefootError
 
 pytestmark = ON_THE_PRETEND_GPU
 FORM = "flash_attn_3"
@@ -23,12 +25,16 @@ def world(tmp_path_factory) -> Path:
     return make_world(tmp_path_factory.mktemp("packages"))
 
 
-def with_package(world: Path, kind: str, patch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[float]]:
-    """(plan.json, losses) of a packed run where such a package is installed; in children too."""
-    folder = stand_in_kernels.install(FORM, world / f"package-{kind.replace(' ', '-')}", kind)
+def put_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Into this process and those that it starts."""
     patch.syspath_prepend(folder)
     patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ["PYTHONPATH"]]))
     patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # packages of one version are one to the cache
+
+
+def with_package(world: Path, kind: str, patch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[float]]:
+    """(plan.json, losses) of a packed run where such a package is installed; in children too."""
+    put_in(stand_in_kernels.install(FORM, world / f"package-{kind.replace(' ', '-')}", kind), patch)
     patch.setattr(packing, "_usual", lambda forms, compute: FORM)
     patch.setattr(packing, "_CLEAR", float("inf"))
     config = config_of(world, f"run-{kind.replace(' ', '-')}", of_data={"packing": "on"}, **BF16)
@@ -50,3 +56,50 @@ def test_a_package_is_taken_only_if_it_is_right(world, monkeypatch, kind):
         assert trials[FORM]["failure"]
         assert form["value"] == "varlen"
         assert f"{FORM}: {trials[FORM]['failure']}" in form["reason"]
+
+
+def forget_liger() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("kind", representatives(stand_in_kernels.LIGER_KINDS, "gradient wrong"))
+def test_ligers_norms_are_taken_only_if_they_are_right(world, monkeypatch, kind):
+    forget_liger()
+    name = f"liger-{kind.replace(' ', '-')}"
+    put_in(stand_in_kernels.install_liger(world / name, kind), monkeypatch)
+    monkeypatch.setattr(fast_paths, "_CLEAR", 0.0)
+    config = config_of(world, f"{name}-run", adapter=None, **BF16)
+    assert len(train(config)) == STEPS
+    run = Path(config["output"])
+    found = json.loads((run / "plan.json").read_text())["plan"]
+    (trial,) = found["measurements"]["pointwise"]
+    record = fast_paths_of(run).get("pointwise")
+    asked = config_of(world, f"{name}-asked", kernels={"pointwise": "fused"}, **BF16)
+    if kind == "right":
+        assert (trial["failure"], found["kernels"]["pointwise"]["value"]) == ("", "fused")
+        assert (record["used"], record["form"]) == (True, "liger")
+        assert len(train(asked)) == STEPS
+    else:
+        assert trial["failure"]
+        assert found["kernels"]["pointwise"]["value"] == "plain"
+        assert f"norm: {trial['failure']}" in found["kernels"]["pointwise"]["reason"]
+        assert record is None
+        with pytest.raises(InputError) as refused:
+            train(asked)
+        assert [one.where for one in refused.value.faults] == ["kernels.pointwise"]
+
+
+@pytest.mark.slow
+def test_a_run_with_ligers_norms_does_not_go_on_without(world, monkeypatch):
+    forget_liger()
+    config = config_of(world, "liger-gone", kernels={"pointwise": "fused"}, checkpoint={"every": "1 steps"}, **BF16)
+    with monkeypatch.context() as patch:
+        put_in(stand_in_kernels.install_liger(world / "liger-here", "right"), patch)
+        dying(patch, after=2)
+        with pytest.raises(Died):
+            train(config)
+    forget_liger()
+    with pytest.raises(SurefootError) as refused:
+        train(config, resume=True)
+    assert [one.where for one in refused.value.faults] == ["kernels.pointwise"]

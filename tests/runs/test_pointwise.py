@@ -100,7 +100,7 @@ def test_one_that_was_measured_and_differs_is_taken_out(workplace, tmp_path, mon
 
 
 def test_a_run_that_began_with_the_kernels_of_a_gpu_cannot_go_on(workplace, tmp_path, monkeypatch):
-    """Triton's kernels are gone: a saved plan that has them on a GPU is refused, never continued by others."""
+    """A saved plan that has liger-kernel's norms is refused where that is not installed, never continued by others."""
     assert pointwise_path("cpu").obstacle(tiny_model(workplace)) == ""
     assert pointwise_path("cuda").obstacle(tiny_model(workplace))
     wanted = path_config(workplace, tmp_path / "run", kernels=FUSED)

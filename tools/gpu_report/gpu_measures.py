@@ -86,11 +86,12 @@ def probes(asked: argparse.Namespace, save: Save) -> None:
     import torch
 
     from surefoot.planning.attention import ORDER
-    from surefoot.planning.measurements import PADDED
+    from surefoot.planning.measurements import PADDED, PointwiseSizes
     from surefoot.planning.probes import child, matmul, timing
     from surefoot.planning.probes.documents import DocumentsRequest
+    from surefoot.planning.probes.pointwise import PointwiseRequest
     from surefoot.planning.probes.sizes import AttentionRequest
-    from surefoot.runs.kernel_probes import DOCUMENTS
+    from surefoot.runs.kernel_probes import DOCUMENTS, POINTWISE
     from surefoot.system import hardware
 
     device, here = torch.device("cuda"), hardware.detect()
@@ -108,6 +109,10 @@ def probes(asked: argparse.Namespace, save: Save) -> None:
         )
         one["documents"] = [asdict(trial) for trial in child.run_in_child(packed, DOCUMENTS)]
         save(found)
+        if here.liger:
+            norms = PointwiseRequest(("norm",), PointwiseSizes(weight[0], heads[0], heads[2]), dtype, "cuda")
+            one["norms"] = [asdict(trial) for trial in child.run_in_child(norms, POINTWISE)]
+            save(found)
 
 
 def cudnn(asked: argparse.Namespace, save: Save) -> None:

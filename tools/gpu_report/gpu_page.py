@@ -96,6 +96,9 @@ def probe_rows(found: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             products["tf32"] = f"{one['tf32'] / 1e12:,.4g}"
         kinds = (("one document a row", one.get("attention", [])), ("packed rows", one.get("documents", [])))
         trials = [{**trial, "kind": kind, "worst": _worst(trial)} for kind, trials in kinds for trial in trials]
+        for norm in one.get("norms", ()):  # of each norm two rows: the model's own, and liger-kernel's with its errors
+            own = {"form": "plain", "kind": "norms", "seconds": norm["plain"], "worst": "", "failure": ""}
+            trials += [own, {**norm, "form": "liger", "kind": "norms", "seconds": norm["fused"], "worst": _worst(norm)}]
         yield {"name": name, "products": products, "trials": trials}
 
 

@@ -129,9 +129,9 @@ class KernelsConfig(Section):
     """Last decoder layer after its attention. plain: all positions. pruned: only positions that the loss uses. auto:
     pruned where supported, unless its results differ on the run's own weights."""
     pointwise: Literal["auto", "plain", "fused"] = "auto"
-    """RMSNorms and rotary embeddings. plain: the model's own. fused: surefoot's, on a CPU, a few rows at a time so that
-    they stay in the cache, with less memory for the backward pass. auto: fused if it measured faster on this machine,
-    unless its results differ on the run's own weights."""
+    """RMSNorms and rotary embeddings. plain: the model's own. fused: with less memory for the backward pass; on a CPU
+    surefoot's, a few rows at a time so that they stay in the cache, on a GPU the norms of liger-kernel if it is
+    installed. auto: fused if it measured faster on this machine, unless its results differ on the run's own weights."""
 
 
 class BatchConfig(Section):

@@ -164,8 +164,8 @@ def _pointwise(
     trials: Sequence[PointwiseTrial],
     notes: Notes,
 ) -> Choice[str]:
-    """Use surefoot's kernels for norms and rotary embeddings if they are correct on this CPU and clearly faster at the
-    model's width, forward and backward together, so that the next start decides the same."""
+    """Use fused norms and rotary embeddings (on a GPU liger-kernel's norms alone) if they are correct on this machine
+    and clearly faster at the model's width, forward and backward together, so that the next start decides the same."""
     requested = config.kernels.pointwise
     if requested == PLAIN:
         return Choice(PLAIN, "asked for", "user")
@@ -192,8 +192,10 @@ def _pointwise(
 
 def pointwise_obstacle(config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
     """Return why these kernels cannot run, regardless of the probe; empty if they can."""
-    if hardware.kind != "cpu":
-        return "surefoot's own norms and rotations run on a CPU"
+    if hardware.kind == "mps":
+        return "surefoot's norms and rotations run on a CPU, and those of liger-kernel on a GPU of NVIDIA or AMD"
+    if hardware.kind == "cuda" and hardware.liger is False:
+        return "surefoot's norms run on a CPU, and liger-kernel, whose norms run on a GPU, is not installed"
     if config.compile != "off":
         return "torch.compile writes kernels of its own for these operators"
     if model.layer_norm:

@@ -1,4 +1,4 @@
-"""The probes of surefoot's own kernels, which run in a child process (`surefoot.planning.probes.child`).
+"""The probes of surefoot's kernels and of packages', which run in a child process (`surefoot.planning.probes.child`).
 
     run_in_child(DocumentsRequest(…), DOCUMENTS)
 
@@ -35,16 +35,18 @@ def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial,
 
 
 def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial, ...]:
-    return pointwise_trials(request, pointwise_ways(), begin=begin)
+    return pointwise_trials(request, pointwise_ways(request.device), begin=begin)
 
 
-def pointwise_ways() -> Ways:
-    """RMSNorm as in Llama and Gemma, and rotary embedding: reference code and surefoot's kernels."""
+def pointwise_ways(device: str = "cpu") -> Ways:
+    """RMSNorm as in Llama and Gemma, and rotary embedding: reference code and fused. device: cpu | cuda."""
+    from surefoot.kernels import liger
     from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
 
+    fused = liger.rms_norm if device == "cuda" else rms_norm
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
     return Ways(
-        [(partial(plain_norm, form=form), partial(rms_norm, form=form)) for form in forms],
+        [(partial(plain_norm, form=form), partial(fused, form=form)) for form in forms],
         (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), turned_alone),
     )
 

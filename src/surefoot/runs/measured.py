@@ -229,7 +229,8 @@ def measured_pointwise(sizes: PointwiseSizes, dtype: DType, kind: str, kept: Kep
     from surefoot.planning.probes.pointwise import PointwiseRequest
     from surefoot.runs.kernel_probes import POINTWISE
 
-    return _trials("pointwise", PointwiseRequest(("norm", "rotary"), sizes, dtype, kind), POINTWISE, kept)
+    parts = ("norm", "rotary") if kind == "cpu" else ("norm",)
+    return _trials("pointwise", PointwiseRequest(parts, sizes, dtype, kind), POINTWISE, kept)
 
 
 def _trials(name: str, request: Any, probe: Probe, kept: Kept) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ ATTENTION_PACKAGES = {
     "flash_attn_3": "flash_attn_interface",
     "flash_attn_4": "flash_attn.cute",
 }
-_KERNELS = ("flash-attn", "flash-attn-3", "flash-attn-4")
+_KERNELS = ("flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel")
 _CPU_FLAGS = (
     "avx2",
     "avx512f",
@@ -58,6 +58,7 @@ class Hardware:
     free: bytes currently unused, None if not measured.
     flash_attention_2: whether the package is installed, None if unknown.
     packages: keys of `ATTENTION_PACKAGES` that are installed.
+    liger: whether liger-kernel is installed, None if unknown.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Hardware:
     host: int | None = None  # bytes of host memory beside an accelerator's own; None: unknown, or a CPU
     host_free: int | None = None  # bytes of it currently unused
     packages: tuple[str, ...] = ()
+    liger: bool | None = None
     holes: Holes = "none"  # CPU: fragmentation by the C library, see `surefoot.system.allocator`
 
 
@@ -153,6 +155,7 @@ def detect() -> Hardware:
             free=torch.cuda.mem_get_info(device)[0],
             flash_attention_2=flash,
             packages=packages,
+            liger=importlib.util.find_spec("liger_kernel") is not None,
         )
     return _host(threads, flash)
 

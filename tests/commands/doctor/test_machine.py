@@ -283,6 +283,16 @@ def test_builds(monkeypatch, built, accelerators, verdict):
     assert only(library_findings(CPU, accelerators, GOOD.get)[-1:]) == ("LIB-BUILD", verdict)
 
 
+def test_on_a_gpu_packages_of_kernels_are_listed():
+    versions = GOOD | {"liger-kernel": "0.8.5"}
+    lines = [one for one in library_findings(hardware.preset("h100"), 1, versions.get) if one.code == "LIB-KERNELS"]
+    assert [(line.verdict, gives(line.value, "0.8.5")) for line in lines] == [("ok", True)]
+    here, _, missing = lines[0].value.partition(";")
+    assert "liger-kernel" in here
+    assert all(name in missing for name in ("flash-attn-3", "bitsandbytes", "torchao"))
+    assert "liger-kernel" not in missing
+
+
 @pytest.mark.parametrize("flash", [True, False])
 def test_a_wheel_without_flash_attention(monkeypatch, flash):
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: flash)

@@ -57,6 +57,11 @@ def test_twin_a_turn_the_other_way_is_not_timed():
     assert gives(found["rotary"].failure, f"{GATE['fp32']:.2g}")
 
 
+def test_one_that_is_not_finite_is_named_and_has_no_error_that_json_cannot_hold():
+    found = trials(norm=lambda ours: lambda *given: ours(*given) * float("nan"))["norm"]
+    assert (gives(found.failure, "output"), found.fused, dict(found.errors)) == (True, 0, {})
+
+
 def test_one_that_fails_is_named():
     def fail(*given):
         raise RuntimeError("sm_20\nmore")

@@ -54,6 +54,7 @@ CODES: dict[str, Code] = {
     ),
     "LIB-KNOWN-BAD": Code("machine", "library versions with known problems, alone or together", "none", 3),
     "LIB-BUILD": Code("machine", "the device that torch was built for, compared with the machine's", "the same"),
+    "LIB-KERNELS": Code("machine", "on a GPU: packages with kernels that runs may use", "none is needed"),
     "DISK": Code("machine", "free space for the checkpoints of the run", "all that are kept, plus one", 3),
     "HUB": Code("machine", "whether the hub answers, and whether it knows the user", "it answers"),
     "CONFIG": Code("config", "the config, and the plan that follows from it", "no conflict", 2),

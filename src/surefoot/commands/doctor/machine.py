@@ -199,6 +199,7 @@ def library_findings(hardware: Hardware, accelerators: int, version: Callable[[s
     return [
         *(found or [ok("LIB-KNOWN-BAD", "no installed version has known problems")]),
         *_builds(hardware, accelerators),
+        *(_kernels(version) if hardware.kind == "cuda" else ()),
     ]
 
 
@@ -261,6 +262,21 @@ def _broken(version: Callable[[str], str | None]) -> Iterator[Finding]:
     except Exception as error:  # a native library may fail with any exception
         what = f"flash-attn is installed and cannot be imported: {str(error).splitlines()[0][:120]}"
         yield caution("LIB-KNOWN-BAD", what, "remove it: torch has its own flash attention", where="flash-attn")
+
+
+# Packages whose kernels a run on a GPU uses: the first four if they are right and fast, the others if it asks for them.
+_KERNELS = {
+    "liger-kernel": "norms",
+    **dict.fromkeys(("flash-attn", "flash-attn-3", "flash-attn-4"), "packed rows"),
+    "bitsandbytes": "nf4, int8, adamw_8bit",
+    "torchao": "precision.qat",
+}
+
+
+def _kernels(version: Callable[[str], str | None]) -> Iterator[Finding]:
+    here = [f"{name} {found} ({use})" for name, use in _KERNELS.items() if (found := version(name))]
+    missing = [f"{name} ({use})" for name, use in _KERNELS.items() if version(name) is None]
+    yield ok("LIB-KERNELS", f"{', '.join(here) or 'none'}; not installed: {', '.join(missing) or 'none'}")
 
 
 def _builds(hardware: Hardware, accelerators: int) -> Iterator[Finding]:

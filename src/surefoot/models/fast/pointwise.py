@@ -1,4 +1,5 @@
-"""The fast path "pointwise": RMSNorm and rotary embeddings with `surefoot.kernels.pointwise`, on a CPU.
+"""The fast path "pointwise": on a CPU RMSNorm and rotary embeddings with `surefoot.kernels.pointwise`, on a GPU RMSNorm
+with `surefoot.kernels.liger`.
 
 Modules are recognized by their results, not by name: a module with a single weight vector is an RMSNorm if it computes
 the formula, and attention layers are supported if the rotation function that they call computes the usual formula.
@@ -8,35 +9,36 @@ Modules, parameters and hooks do not change; only `forward` is replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from surefoot.kernels import liger
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
 from surefoot.models.fast import FastPath, Undo
+from surefoot.system.libraries import is_installed
 
+Normalize = Callable[[torch.Tensor, torch.Tensor, NormForm], torch.Tensor]
 _TURN = "apply_rotary_pos_emb"  # the function that transformers' attention layers call
 _CLOSE = 1e-5  # relative difference between two fp32 computations of the same formula; other formulas differ far more
 _VARIANTS = ((0.0, True), (1.0, False), (0.0, False))  # `shift` and `narrow_first` of NormForm
-_GONE = "the Triton kernels that this run began with are no longer part of surefoot"
 _EPS = ("variance_epsilon", "eps")
 
 
 def pointwise_path(kind: str) -> FastPath:
-    """Return the path for a device.
-
-    kind: cpu | cuda | mps. Only a run started with an older version has this path on another device than the CPU.
-    """
-    if kind != "cpu":
-        return FastPath("pointwise", install, lambda model: _GONE)
+    """Return the path for a device. kind: cpu | cuda."""
+    if kind == "cuda":
+        return FastPath("pointwise", partial(install, norm=liger.rms_norm, turns=False), liger_obstacle, "liger")
     return FastPath("pointwise", install, obstacle, "blocks")
 
 
-def install(model: nn.Module) -> Undo:
-    """Give every norm and attention layer with a supported formula the fast forward; return the undo function."""
-    patched = [*_norms(model), *_turns(model)]
+def install(model: nn.Module, norm: Normalize = rms_norm, turns: bool = True) -> Undo:
+    """Give every norm and, with `turns`, attention layer with a supported formula the fast forward; return the undo
+    function. norm: (x [..., N], weight [N], form) -> [..., N]."""
+    patched = [*_norms(model, norm), *(_turns(model) if turns else ())]
     for one in patched:
         one.module.forward = one.forward
 
@@ -53,15 +55,23 @@ def obstacle(model: nn.Module) -> str:
     return "" if found else "none of its norms and attention layers has a supported formula"
 
 
+def liger_obstacle(model: nn.Module) -> str:
+    """The same for liger-kernel's norms."""
+    if not is_installed("liger_kernel"):
+        return "liger-kernel is not installed"
+    return "" if next(iter(_norms(model)), None) else "none of its norms has a supported formula"
+
+
 class _Norm:
     """A norm with its fast forward, a bound method of this object, so that copying a model copies it too."""
 
-    def __init__(self, module: nn.Module, form: NormForm):
+    def __init__(self, module: nn.Module, form: NormForm, norm: Normalize):
         self.module = module
         self.form = form
+        self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.module.get_parameter("weight"), self.form)
+        return self.norm(x, self.module.get_parameter("weight"), self.form)
 
 
 class _Turn:
@@ -80,10 +90,10 @@ class _Turn:
         return self.inner(self.module, *args, **kwargs)
 
 
-def _norms(model: nn.Module) -> Iterator[_Norm]:
+def _norms(model: nn.Module, norm: Normalize = rms_norm) -> Iterator[_Norm]:
     for module in model.modules():
         if "forward" not in vars(module) and (form := norm_form(module)) is not None:
-            yield _Norm(module, form)
+            yield _Norm(module, form, norm)
 
 
 def _turns(model: nn.Module) -> Iterator[_Turn]:

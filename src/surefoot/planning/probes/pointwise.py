@@ -1,4 +1,4 @@
-"""Check surefoot's norm and rotary kernels for correctness on this machine, and time them against the plain code.
+"""Check fused norm and rotary kernels for correctness on this machine, and time them against the plain code.
 
 Each runs forward and backward at the model's width. Output and gradients are first compared with float64, for ordinary
 rows, rows so small that eps matters, and large ones; then it is timed against the plain code, with too many rows for a
@@ -44,7 +44,7 @@ class PointwiseRequest:
     """Request of the probe.
 
     parts: norm | rotary.
-    device: cpu.
+    device: cpu | cuda.
     """
 
     parts: tuple[str, ...]
@@ -110,7 +110,8 @@ def _trial(
         "plain": lambda: partial(_pass, timed()[0], timed()[2]),
         "fused": lambda: partial(_pass, timed()[1], timed()[2]),
     }
-    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=lambda: None)
+    wait = torch.cuda.synchronize if request.device == "cuda" else lambda: None
+    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=wait)
     if failures:
         return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
@@ -126,9 +127,11 @@ def _checked(
         return f"cannot run: {why}"
     for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
         name = f"gradient {number}" if number else "output"
+        if not torch.isfinite(one).all():
+            return f"the {name} is not finite"
         error = float((one.double() - wanted).norm() / wanted.norm())
         errors[name] = max(error, errors.get(name, 0.0))
-        if not error <= GATE[dtype]:  # also true for NaN
+        if error > GATE[dtype]:
             return f"the {name} is off by {error:.2g}, more than {GATE[dtype]:.2g},"
     return ""
 
