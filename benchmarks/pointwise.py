@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 
 from adapters import batch, model
-from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
+from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary_alone
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.fast.pointwise import install
 
@@ -82,8 +82,8 @@ def operators(width: int, heads: int, head_dim: int, gate: int, tokens: int, dty
         "torch": lambda x, weight: F.rms_norm(x, (width,), weight, LLAMA.eps),
     }
     turns = {
-        "plain": lambda q: plain_turn(q, cos.unsqueeze(1), sin.unsqueeze(1)),
-        "own": lambda q: turned_alone(q, cos, sin),
+        "plain": lambda q: plain_rotary(q, cos.unsqueeze(1), sin.unsqueeze(1)),
+        "own": lambda q: rotary_alone(q, cos, sin),
     }
     gates = {"plain": lambda gate, up: F.silu(gate) * up, "own": OwnGate.apply}
     return {

@@ -14,7 +14,7 @@ from helpers.token_files import with_columns
 from surefoot.data import audit as audit_module
 from surefoot.data import checks as proofs
 from surefoot.data.audit import Audit, audit_dataset, cautions
-from surefoot.data.checks import copies_in, item_prints
+from surefoot.data.checks import copies_in, item_fingerprints
 from surefoot.data.tokenize import dataset as dataset_module
 from surefoot.data.tokenize.dataset import (
     CONTROL_TEXT,
@@ -213,7 +213,7 @@ def test_parts_do_not_change_what_is_found(encoder, ids, monkeypatch):
 
 
 def copies(*parts, kind="answers"):
-    return [found.tolist() for found in copies_in([item_prints(part, kind) for part in parts])]
+    return [found.tolist() for found in copies_in([item_fingerprints(part, kind) for part in parts])]
 
 
 def test_copies_and_overlap_are_counted(encoder, ids):
@@ -315,18 +315,18 @@ def test_few_cuts_are_no_caution(encoder, ids):
 
 @pytest.mark.parametrize("case", WRONG_BOS)
 def test_twin_without_the_bos_proof(encoder, ids, monkeypatch, case):
-    monkeypatch.setattr(proofs, "_prove_bos", lambda *arguments: None)
+    monkeypatch.setattr(proofs, "_check_bos", lambda *arguments: None)
     text, mask, planned = WRONG_BOS[case]
     audited(dataset((numbers(text, ids), mask)), encoder, ids, bos_id=ids["bos"] if planned else None)
 
 
 def test_twin_without_the_pad_proof(encoder, ids, monkeypatch):
-    monkeypatch.setattr(proofs, "_prove_pad", lambda *arguments: None)
+    monkeypatch.setattr(proofs, "_check_pad", lambda *arguments: None)
     audited(dataset((numbers("bos 0 7 eot", ids), "..##")), encoder, ids, pad_id=0)
 
 
 def test_twin_without_the_stop_proof(encoder, ids, monkeypatch):
-    monkeypatch.setattr(proofs, "_prove_ends", lambda *arguments: np.ones(1, dtype=bool))
+    monkeypatch.setattr(proofs, "_check_ends", lambda *arguments: np.ones(1, dtype=bool))
     audited(dataset((numbers("bos 5 6 eot", ids), "..#.")), encoder, ids)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.kernels import pointwise
-from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
+from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
 
 LLAMA = NormForm(1e-5, 0.0, narrow_first=True)
 GEMMA = NormForm(1e-6, 1.0, narrow_first=False)
@@ -122,38 +122,38 @@ def test_what_is_not_a_number_stays_so():
     assert int(fused.isnan().sum()) > 0
 
 
-def turns(dtype=torch.float64, rotary=16, cos_dtype=None):
+def turns(dtype=torch.float64, width=16, cos_dtype=None):
     draws = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 7, heads, 16, generator=draws).transpose(1, 2) for heads in (4, 2))
-    cos, sin = (torch.randn(2, 7, rotary, generator=draws).to(cos_dtype or dtype) for _ in range(2))
+    cos, sin = (torch.randn(2, 7, width, generator=draws).to(cos_dtype or dtype) for _ in range(2))
     return q.to(dtype).requires_grad_(), k.to(dtype).requires_grad_(), cos, sin
 
 
-def turn_error(rotary):
-    q, k, cos, sin = turns(rotary=rotary)
+def turn_error(width):
+    q, k, cos, sin = turns(width=width)
     outer = torch.randn_like(q), torch.randn_like(k)
-    found = turned(q, k, cos, sin)
-    wanted = [plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)]
+    found = rotary(q, k, cos, sin)
+    wanted = [plain_rotary(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)]
     gradients = [torch.autograd.grad(made, (q, k), outer) for made in (found, wanted)]
     return largest([*found, *gradients[0]], [*wanted, *gradients[1]])
 
 
-@pytest.mark.parametrize("rotary", [16, 8])
-def test_a_turn_is_the_formula(rotary):
+@pytest.mark.parametrize("width", [16, 8])
+def test_a_turn_is_the_formula(width):
     """With other numbers in both halves of cos and sin than a position has, and with heads of which a part passes."""
-    assert turn_error(rotary) < EXACT
+    assert turn_error(width) < EXACT
 
 
-@pytest.mark.parametrize("rotary", [16, 8])
-def test_twin_a_backward_pass_that_turns_the_same_way_is_seen(rotary, monkeypatch):
-    monkeypatch.setattr(pointwise, "_turn_back", pointwise._turn)
-    assert turn_error(rotary) > 0.1
+@pytest.mark.parametrize("width", [16, 8])
+def test_twin_a_backward_pass_that_turns_the_same_way_is_seen(width, monkeypatch):
+    monkeypatch.setattr(pointwise, "_rotate_back", pointwise._rotate)
+    assert turn_error(width) > 0.1
 
 
 def test_heads_may_stand_behind_tokens():
     q, k, cos, sin = turns()
-    behind = turned(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2)
-    for one, other in zip(behind, turned(q, k, cos, sin), strict=True):
+    behind = rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2)
+    for one, other in zip(behind, rotary(q, k, cos, sin), strict=True):
         assert torch.equal(one.transpose(1, 2), other)
 
 
@@ -162,9 +162,9 @@ def test_turns_in_16_bits_have_the_types_of_the_plain_path_and_no_larger_error(c
     q, k, cos, sin = turns(torch.bfloat16, cos_dtype=cos_dtype)
     given = (q, cos.unsqueeze(1), sin.unsqueeze(1))
     outer = torch.randn_like(q)
-    exact = passed(plain_turn, in_double(given), outer.double())
-    plain = passed(plain_turn, given, outer.to(plain_turn(*given).dtype))
-    fused = passed(lambda q, cos, sin: turned(q, k, cos.squeeze(1), sin.squeeze(1))[0], given, outer.to(plain[0].dtype))
+    exact = passed(plain_rotary, in_double(given), outer.double())
+    plain = passed(plain_rotary, given, outer.to(plain_rotary(*given).dtype))
+    fused = passed(lambda q, cos, sin: rotary(q, k, cos.squeeze(1), sin.squeeze(1))[0], given, outer.to(plain[0].dtype))
     for one, other, wanted in zip(fused, plain, exact, strict=True):
         assert one.dtype == other.dtype
         assert largest([one], [wanted]) <= NO_WORSE * largest([other], [wanted])

@@ -39,7 +39,7 @@ BESIDES = {
         ("copy to the host", "training/engine/base.py:clip"),  # the step is taken there
         ("synchronize", "training/engine/offloaded.py:wait_for_room"),  # more under way than the largest gradient
         ("copy to the device", "training/engine/offloaded.py:<dictcomp>"),  # the norm of each group, for the guard
-        ("copy to the device", "training/optimizer_state.py:look_at_moments"),  # whether they are finite
+        ("copy to the device", "training/optimizer_state.py:moment_norm_sum"),  # whether they are finite
     },
     "ppo": {NARROWED, *((why, "methods/losses/ppo.py:at_places") for why in ("aten::nonzero", "aten::index"))},
     "grpo": {NARROWED, ("aten::nonzero", "methods/losses/grpo.py:answers_of")},

@@ -9,7 +9,14 @@ from bitsandbytes.optim import AdamW8bit
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
-from surefoot.training.optimizer import MUON_MOMENTUM, OptimizerSettings, Schedule, Together, adamw, make_optimizer
+from surefoot.training.optimizer import (
+    MUON_MOMENTUM,
+    CombinedOptimizer,
+    OptimizerSettings,
+    Schedule,
+    adamw,
+    make_optimizer,
+)
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7
@@ -131,7 +138,7 @@ def test_only_matrices_of_the_decoder_leave_adamw(name, entry):
     parameters = start()
     optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
     stepped(parameters, [optimizer])
-    assert isinstance(optimizer, Together)
+    assert isinstance(optimizer, CombinedOptimizer)
     assert {name for name, parameter in parameters.items() if entry in optimizer.state[parameter]} == DECODER
     assert all("exp_avg" in optimizer.state[parameters[name]] for name in SHAPES.keys() - DECODER)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(SHAPES)
@@ -142,7 +149,7 @@ def test_only_matrices_of_the_decoder_leave_adamw(name, entry):
 def test_one_kind_alone_needs_one_optimizer(name, chosen):
     parameters = {key: value for key, value in start().items() if key in chosen}
     optimizer = make_optimizer(parameters, settings(name), decoder=DECODER)
-    assert not isinstance(optimizer, Together)
+    assert not isinstance(optimizer, CombinedOptimizer)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(chosen)
 
 

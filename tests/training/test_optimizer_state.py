@@ -28,10 +28,10 @@ from surefoot.training.optimizer_state import (
     SMALL,
     first_bad_moment,
     load_optimizer_tensors,
-    look_at_moments,
-    look_is_due,
+    moment_check_is_due,
+    moment_norm_sum,
     optimizer_tensors,
-    tokens_per_look,
+    tokens_per_moment_check,
 )
 from surefoot.training.state import RunState
 from surefoot.training.step import train_step
@@ -184,40 +184,40 @@ def test_a_bad_moment_holds_the_step_back_and_is_named(value):
 
 def test_twin_without_the_look_the_weights_are_lost(monkeypatch):
     engine = spoiled()
-    monkeypatch.setattr(module, "look_at_moments", lambda found, device: torch.zeros(()))
+    monkeypatch.setattr(module, "moment_norm_sum", lambda found, device: torch.zeros(()))
     assert take(engine, 2).decision == "stepped"
     assert not torch.isfinite(engine.parameters["head.weight"]).all()
 
 
 def test_finite_moments_whose_sum_overflows_are_no_alarm():
     engine = spoiled(3e38)
-    assert not torch.isfinite(look_at_moments(engine.moments().values(), CPU))
+    assert not torch.isfinite(moment_norm_sum(engine.moments().values(), CPU))
     report = take(engine, 2)
     assert (report.decision, report.moment) == ("stepped", "")
 
 
 def test_a_look_takes_every_number_of_every_type():
     there = {"a": torch.ones(3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(2, dtype=torch.uint8)}
-    assert look_at_moments(there.values(), CPU).item() == pytest.approx(math.sqrt(3) + 2)
+    assert moment_norm_sum(there.values(), CPU).item() == pytest.approx(math.sqrt(3) + 2)
     there["b"][2] = math.nan
-    assert look_at_moments(there.values(), CPU).isnan()
+    assert moment_norm_sum(there.values(), CPU).isnan()
     assert first_bad_moment(there) == "b"
-    assert look_at_moments([], CPU).item() == 0
+    assert moment_norm_sum([], CPU).item() == 0
 
 
 @pytest.mark.parametrize(("device", "enough"), [("cpu", 3_000), ("cuda", 15_000)])
 def test_adapters_look_in_every_step_and_full_training_where_it_costs_little(device, enough):
-    assert tokens_per_look(SMALL, SMALL, device) == 0
-    assert [look_is_due(step, 10, 0.0) for step in (1, 2, 3)] == [True] * 3
-    adapter, whole = (tokens_per_look(trained * SMALL, 200 * SMALL, device) for trained in (2, 200))
-    assert look_is_due(1, enough // 100, adapter)
-    assert look_is_due(1, enough, whole)
-    assert [look_is_due(step, enough // 3, whole) for step in (1, 2, 3, 4, 5, 6)] == [False, False, True] * 2
-    assert not look_is_due(1, 0, whole)
+    assert tokens_per_moment_check(SMALL, SMALL, device) == 0
+    assert [moment_check_is_due(step, 10, 0.0) for step in (1, 2, 3)] == [True] * 3
+    adapter, whole = (tokens_per_moment_check(trained * SMALL, 200 * SMALL, device) for trained in (2, 200))
+    assert moment_check_is_due(1, enough // 100, adapter)
+    assert moment_check_is_due(1, enough, whole)
+    assert [moment_check_is_due(step, enough // 3, whole) for step in (1, 2, 3, 4, 5, 6)] == [False, False, True] * 2
+    assert not moment_check_is_due(1, 0, whole)
 
 
 def test_a_step_that_is_not_due_does_not_look(monkeypatch):
-    monkeypatch.setattr(module, "look_is_due", lambda step, tokens, per_look: False)
+    monkeypatch.setattr(module, "moment_check_is_due", lambda step, tokens, per_check: False)
     assert take(spoiled(), 2).decision == "stepped"
 
 

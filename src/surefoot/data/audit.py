@@ -1,7 +1,7 @@
 """Audit the tokenized data: counts, checks and cautions.
 
 Everything is counted from the final token ids, after truncation and caching, so the audit also covers bugs of the code
-that made them. Violations are errors (see `prove`); suspicious properties are cautions.
+that made them. Violations are errors (see `check_examples`); suspicious properties are cautions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from surefoot.data.checks import NONE, PairFacts, pair_cautions, pair_facts, pairs_together, prove
+from surefoot.data.checks import NONE, PairFacts, check_examples, merge_pair_facts, pair_cautions, pair_facts
 from surefoot.data.formats.conversation import Picture
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.tokenize.dataset import (
@@ -24,7 +24,7 @@ from surefoot.data.tokenize.dataset import (
     Place,
     SourceFacts,
     TokenizedDataset,
-    together,
+    merge_facts,
 )
 from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
 from surefoot.method_facts.methods import COUNTED
@@ -138,7 +138,7 @@ def audit_dataset(
 
     Raises InputError, naming the first record, if a check fails.
     """
-    proven = prove(dataset, encoder, template, bos_id=bos_id, pad_id=pad_id, train_on=train_on)
+    counted = check_examples(dataset, encoder, template, bos_id=bos_id, pad_id=pad_id, train_on=train_on)
     flags = dataset.flags()
     size = rows_per_item(kind)
     pictures = [picture for index, own in dataset.pictures() if index % size == 0 for picture in own]
@@ -162,13 +162,13 @@ def audit_dataset(
         duplicates=len(duplicates),
         overlap=len(overlap),
         tokens=int(dataset.lengths.sum()),
-        supervised_tokens=proven.supervised,
+        supervised_tokens=counted.supervised,
         **_lengths(dataset),
-        bos=_name(encoder, bos_id) if bos_id is not None and proven.has_bos else None,
+        bos=_name(encoder, bos_id) if bos_id is not None and counted.has_bos else None,
         pad=_name(encoder, pad_id),
         stops=tuple(_name(encoder, number) for number in template.stop_ids),
-        answers=proven.answers,
-        ended=proven.closed,
+        answers=counted.answers,
+        ended=counted.closed,
         samples=tuple(_sample(dataset, index, encoder, kind) for index in _shown(len(dataset), kind)),
         kind=kind,
         pairs=pair_facts(dataset) if kind == "pairs" else None,
@@ -180,7 +180,7 @@ def audit_dataset(
     )
 
 
-def audit_together(audits: Sequence[Audit], dataset: TokenizedDataset, name: str | None = None) -> Audit:
+def merge_audits(audits: Sequence[Audit], dataset: TokenizedDataset, name: str | None = None) -> Audit:
     """Merge the audits of several files or sources.
 
     dataset: all of their examples.
@@ -191,12 +191,12 @@ def audit_together(audits: Sequence[Audit], dataset: TokenizedDataset, name: str
     samples = [sample for one in audits for sample in one.samples]
     return replace(
         audits[0],
-        source=together([one.source for one in audits], name),
+        source=merge_facts([one.source for one in audits], name),
         **{count: sum(getattr(one, count) for one in audits) for count in _COUNTS},
         **_lengths(dataset),
         stops=tuple(dict.fromkeys(stop for one in audits for stop in one.stops)),
         samples=tuple(samples[place] for place in _shown(len(samples), audits[0].kind)),
-        pairs=pairs_together([one.pairs for one in audits if one.pairs]) if audits[0].pairs else None,
+        pairs=merge_pair_facts([one.pairs for one in audits if one.pairs]) if audits[0].pairs else None,
         duplicate_places=tuple(place for one in audits for place in one.duplicate_places)[:_MOST_PLACES],
         overlap_places=tuple(place for one in audits for place in one.overlap_places)[:_MOST_PLACES],
     )

@@ -1,8 +1,8 @@
 """Check every example of a data set, using only its token ids and labels.
 
-`prove` checks BOS, PAD and the end of every answer. Any violation would silently spoil a run: a doubled BOS shifts the
-distribution that the model expects, a PAD inside a text hides or invents tokens, and an answer without a supervised
-stop token gives a model that never stops. So each raises an InputError that names the record.
+`check_examples` checks BOS, PAD and the end of every answer. Any violation would silently spoil a run: a doubled BOS
+shifts the distribution that the model expects, a PAD inside a text hides or invents tokens, and an answer without a
+supervised stop token gives a model that never stops. So each raises an InputError that names the record.
 
 `copies_in` finds exact duplicates within a file, across files, and between training and evaluation data. `pair_facts`
 computes statistics of preference pairs.
@@ -23,7 +23,7 @@ from surefoot.system.errors import Fault, InputError
 
 
 @dataclass(frozen=True)
-class Proven:
+class LabelCounts:
     """Counts made while checking all examples.
 
     supervised: tokens with a label.
@@ -38,7 +38,7 @@ class Proven:
     has_bos: bool
 
 
-def prove(
+def check_examples(
     dataset: TokenizedDataset,
     encoder: TextEncoder,
     template: Template,
@@ -46,7 +46,7 @@ def prove(
     bos_id: int | None,
     pad_id: int,
     train_on: TrainOn,
-) -> Proven:
+) -> LabelCounts:
     """Check BOS, PAD and the ends of answers in every example against the template.
 
     An answer truncated by max_length may lack its stop token; a text split into several examples has BOS in the first
@@ -58,13 +58,13 @@ def prove(
     supervised = answers = closed = 0
     has_bos = bos_id is not None
     for part in _parts(dataset):
-        has_bos = _prove_bos(part, encoder, template, bos_id) and has_bos
-        _prove_pad(part, encoder, pad_id, template.stop_ids)
-        ends = _prove_ends(part, template, train_on)
+        has_bos = _check_bos(part, encoder, template, bos_id) and has_bos
+        _check_pad(part, encoder, pad_id, template.stop_ids)
+        ends = _check_ends(part, template, train_on)
         supervised += int(np.count_nonzero(part.mask))
         answers += len(ends)
         closed += int(ends.sum())
-    return Proven(supervised, answers, closed, has_bos)
+    return LabelCounts(supervised, answers, closed, has_bos)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _among(ids: np.ndarray, wanted: Collection[int]) -> np.ndarray:
     return found
 
 
-def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: int | None) -> bool:
+def _check_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: int | None) -> bool:
     """Check BOS, and return whether every example begins with it."""
     token = encoder.bos_id if bos_id is None else bos_id
     if token is None:
@@ -132,7 +132,7 @@ def _prove_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: in
     return not len(wrong)
 
 
-def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
+def _check_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
     """Check that PAD does not occur in the data, unless it is a stop token (padding is masked by position)."""
     if pad_id in stop_ids:
         return
@@ -142,7 +142,7 @@ def _prove_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collect
         part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")
 
 
-def _prove_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarray:
+def _check_ends(part: _Part, template: Template, train_on: TrainOn) -> np.ndarray:
     """Return for each supervised stretch whether a stop token ends it: [stretches] bool."""
     stops = np.flatnonzero(_among(part.ids, template.stop_ids) & part.mask)
     ends = np.flatnonzero(part.mask & ~np.append(part.mask[1:], False))
@@ -214,7 +214,7 @@ def pair_facts(dataset: TokenizedDataset) -> PairFacts:
     )
 
 
-def pairs_together(facts: Sequence[PairFacts]) -> PairFacts:
+def merge_pair_facts(facts: Sequence[PairFacts]) -> PairFacts:
     """Add up the statistics of several data sets."""
     return PairFacts(*(sum(column) for column in zip(*map(astuple, facts), strict=True)))
 
@@ -241,11 +241,11 @@ def pair_cautions(facts: PairFacts) -> Iterator[str]:
 NONE = np.zeros(0, dtype=np.int64)  # an empty list of item indices
 
 
-def item_prints(dataset: TokenizedDataset, kind: Kind) -> np.ndarray:
+def item_fingerprints(dataset: TokenizedDataset, kind: Kind) -> np.ndarray:
     """Return one hash per item, as raw bytes: [items]. See `TokenizedDataset.fingerprints`; a pair has one for both
     answers, and that of a judged answer includes the label."""
-    prints = dataset.fingerprints()
-    columns = prints.view(np.uint8).reshape(len(prints) // rows_per_item(kind), -1)
+    fingerprints = dataset.fingerprints()
+    columns = fingerprints.view(np.uint8).reshape(len(fingerprints) // rows_per_item(kind), -1)
     if kind == "judged":
         columns = np.column_stack([columns, dataset.good()])
     return np.ascontiguousarray(columns).view(f"V{columns.shape[1]}").ravel()

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.data.audit import Audit, audit_dataset, audit_together
+from surefoot.data.audit import Audit, audit_dataset, merge_audits
 from surefoot.data.batching.order import Mixture, Part, mix, part_of, split
-from surefoot.data.checks import NONE, copies_in, item_prints
+from surefoot.data.checks import NONE, copies_in, item_fingerprints
 from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenizedDataset, TokenizedFile, joined, of_files
@@ -143,8 +143,8 @@ def prepare_data(
         mixture=mix(
             [Part(one.name, len(one.examples) // rows_per_item(kind), one.spec.weight, one.spec.epochs) for one in kept]
         ),
-        audit=audit_together(sources, data),
-        eval_audit=None if eval_data is None else audit_together(eval_sources, eval_data),
+        audit=merge_audits(sources, data),
+        eval_audit=None if eval_data is None else merge_audits(eval_sources, eval_data),
         sources=sources,
         eval_sources=eval_sources,
         template=_main_template(kept, settings),
@@ -246,8 +246,8 @@ def _audits(
     training: for evaluation data, the training examples to search for overlap.
     """
     parts = [_by_file(one) for one in loaded]
-    prints = [item_prints(examples, settings.kind) for own in parts for _, examples in own]
-    known = None if training is None else item_prints(training, settings.kind)
+    prints = [item_fingerprints(examples, settings.kind) for own in parts for _, examples in own]
+    known = None if training is None else item_fingerprints(training, settings.kind)
     overlaps = [NONE if known is None else np.flatnonzero(np.isin(own, known)) for own in prints]
     counted = zip(copies_in(prints), overlaps, strict=True)
     audits = []
@@ -269,7 +269,7 @@ def _audits(
                     kind=settings.kind,
                 )
             )
-    return tuple(audit_together(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
+    return tuple(merge_audits(own, one.examples, one.name) for own, one in zip(audits, loaded, strict=True))
 
 
 def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenizedDataset]]:

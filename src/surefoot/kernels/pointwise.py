@@ -18,7 +18,7 @@ The norm saves x in its own dtype and s in fp32, and recomputes h. The plain pat
 weight is trainable. The rotation saves cos and sin, like the plain path. Sums are fp32 (fp64 for fp64); intermediate
 roundings are those of the plain path.
 
-`plain_norm` and `plain_turn` are the reference implementations that tests compare with.
+`plain_norm` and `plain_rotary` are the reference implementations that tests compare with.
 
 Shapes: [..., N] for a norm over N elements, T rows; queries and keys [B, H, T, D] for B rows, H heads, T tokens and
 head size D, of which the first R elements are rotated.
@@ -63,12 +63,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Ten
     return _Norm.apply(x, weight, form)  # pyright: ignore[reportReturnType]
 
 
-def turned_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate one tensor [B, H, T, D] with cos, sin [B or 1, T, R]; see `turned`."""
-    return _Turned.apply(x, cos.unsqueeze(1), sin.unsqueeze(1))  # pyright: ignore[reportReturnType]
+def rotary_alone(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate one tensor [B, H, T, D] with cos, sin [B or 1, T, R]; see `rotary`."""
+    return _Rotary.apply(x, cos.unsqueeze(1), sin.unsqueeze(1))  # pyright: ignore[reportReturnType]
 
 
-def turned(
+def rotary(
     q: torch.Tensor,
     k: torch.Tensor,
     cos: torch.Tensor,
@@ -78,7 +78,7 @@ def turned(
     """Rotate queries and keys, as transformers' `apply_rotary_pos_emb`: q, k [B, H, T, D] with H at `unsqueeze_dim`;
     cos, sin [B or 1, T, R] with even R <= D. Differentiable in q and k."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return _Turned.apply(q, cos, sin), _Turned.apply(k, cos, sin)  # pyright: ignore[reportReturnType]
+    return _Rotary.apply(q, cos, sin), _Rotary.apply(k, cos, sin)  # pyright: ignore[reportReturnType]
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Tensor:
@@ -90,7 +90,7 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.T
     return (normed * (form.shift + weight.to(wide.dtype))).to(x.dtype)
 
 
-def plain_turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def plain_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Reference rotation of x [B, H, T, D] with cos, sin [B or 1, 1, T, R]."""
     rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = rotated.chunk(2, dim=-1)
@@ -117,19 +117,19 @@ class _Norm(torch.autograd.Function):
         return dx.view(x.shape), None if dw is None else dw.to(weight.dtype), None
 
 
-class _Turned(torch.autograd.Function):
+class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         ctx.save_for_backward(cos, sin)
         ctx.dtype = x.dtype
         with torch.autocast(x.device.type, enabled=False):
-            return _on_first(_turn, x, cos, sin)
+            return _on_first(_rotate, x, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         with torch.autocast(dy.device.type, enabled=False):
-            return _on_first(_turn_back, dy, *ctx.saved_tensors).to(ctx.dtype), None, None
+            return _on_first(_rotate_back, dy, *ctx.saved_tensors).to(ctx.dtype), None, None
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -185,18 +185,18 @@ def norm_backward(
     return dx, total
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return x cos + (-x2, x1) sin for x [..., R] with halves x1, x2; cos, sin [..., R] broadcast."""
     half = x.shape[-1] // 2
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
-    turned = wide * cos
-    turned[..., :half].addcmul_(wide[..., half:], sin[..., :half], value=-1)
-    turned[..., half:].addcmul_(wide[..., :half], sin[..., half:])
-    return turned
+    rotated = wide * cos
+    rotated[..., :half].addcmul_(wide[..., half:], sin[..., :half], value=-1)
+    rotated[..., half:].addcmul_(wide[..., :half], sin[..., half:])
+    return rotated
 
 
-def _turn_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of `_turn` with respect to x."""
+def _rotate_back(dy: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of `_rotate` with respect to x."""
     half = dy.shape[-1] // 2
     found = dy * cos
     found[..., :half].addcmul_(dy[..., half:], sin[..., half:])

@@ -41,13 +41,13 @@ def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial,
 def pointwise_ways(device: str = "cpu") -> Ways:
     """RMSNorm as in Llama and Gemma, and rotary embedding: reference code and fused. device: cpu | cuda."""
     from surefoot.kernels import liger
-    from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned_alone
+    from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary_alone
 
     fused = liger.rms_norm if device == "cuda" else rms_norm
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
     return Ways(
         [(partial(plain_norm, form=form), partial(fused, form=form)) for form in forms],
-        (lambda x, cos, sin: plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)), turned_alone),
+        (lambda x, cos, sin: plain_rotary(x, cos.unsqueeze(1), sin.unsqueeze(1)), rotary_alone),
     )
 
 

@@ -37,7 +37,7 @@ from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import ALL, EngineChoice, make_engine
 from surefoot.training.engine.make import count_elements, verify_share
 from surefoot.training.optimizer import OptimizerSettings, make_optimizers
-from surefoot.training.optimizer_state import tokens_per_look
+from surefoot.training.optimizer_state import tokens_per_moment_check
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.routing import Routing
 from surefoot.training.state import LossScale, RunState
@@ -130,7 +130,7 @@ def load_models(
             max_grad_norm=_max_grad_norms(config, engine.groups),
             forward=lambda: autocast(plan.precision, device),
             kernels=lambda: attention_context(plan.attention),
-            per_look=tokens_per_look(whole.optimizer, whole.parameters, device.type),
+            per_check=tokens_per_moment_check(whole.optimizer, whole.parameters, device.type),
             after_step=kept.after_step if kept else lambda: None,
             routing=_routing(policy, plan),
         ),

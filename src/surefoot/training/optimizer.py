@@ -92,7 +92,7 @@ def make_optimizers(
         for group in part.param_groups:
             group["name"] = name
         parts.append(part)
-    return parts[0] if len(parts) == 1 else Together(parts)
+    return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
 
 
 def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
@@ -100,7 +100,7 @@ def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, wei
     return torch.optim.AdamW(_groups(parameters, weight_decay), lr=0.0, betas=betas, eps=eps, fused=True)
 
 
-class Together:
+class CombinedOptimizer:
     """Several optimizers over disjoint parameters behind the interface of one, with a shared `state`."""
 
     def __init__(self, parts: Sequence[Optimizer]):
@@ -122,7 +122,7 @@ class Together:
 
 def parts_of(optimizer: Optimizer) -> list[Optimizer]:
     """Return the library optimizers of which `optimizer` consists."""
-    return list(optimizer._parts) if isinstance(optimizer, Together) else [optimizer]
+    return list(optimizer._parts) if isinstance(optimizer, CombinedOptimizer) else [optimizer]
 
 
 def _adamw(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
@@ -187,7 +187,7 @@ def _with_adamw(
         return _adamw(rest, settings, decoder)
     if not rest:
         return make(inside)
-    return Together(
+    return CombinedOptimizer(
         [make(inside), adamw(rest, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay)]
     )
 

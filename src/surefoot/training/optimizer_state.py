@@ -104,7 +104,7 @@ _SHARE = 0.01  # fraction of the step time that moment checks may take
 SMALL = 1 << 20  # with at most this many trainable parameters the check's cost is negligible
 
 
-def tokens_per_look(trained: int, parameters: int, device: str) -> float:
+def tokens_per_moment_check(trained: int, parameters: int, device: str) -> float:
     """Return the number of tokens per moment check at which checks take `_SHARE` of the time.
 
     trained: number of trainable elements.
@@ -115,12 +115,12 @@ def tokens_per_look(trained: int, parameters: int, device: str) -> float:
     return 0.0 if trained <= SMALL else tokens / _SHARE * trained / parameters
 
 
-def look_is_due(step: int, tokens: int, per_look: float) -> bool:
+def moment_check_is_due(step: int, tokens: int, per_check: float) -> bool:
     """Whether step `step`, with `tokens` tokens, checks the moments; a pure function, so all ranks agree."""
-    return step % max(1, math.ceil(per_look / max(tokens, 1))) == 0
+    return step % max(1, math.ceil(per_check / max(tokens, 1))) == 0
 
 
-def look_at_moments(moments: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+def moment_norm_sum(moments: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return a scalar on `device` that is not finite if a moment is not; finite moments may overflow, but rarely."""
     alike: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     for tensor in moments:

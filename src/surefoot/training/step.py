@@ -43,7 +43,7 @@ class StepSettings:
     forward: autocast context for forward passes.
     kernels: context that selects the allowed attention kernels, for forward and backward.
     bounds: name of an objective's sum -> largest mean with which a step may still update the weights.
-    per_look: tokens between two checks of the moments, see `optimizer_state.look_is_due`.
+    per_check: tokens between two checks of the moments, see `optimizer_state.moment_check_is_due`.
     after_step: called at the end of every step; must not change the numerics.
     routing: router statistics of a mixture-of-experts model; None otherwise.
     """
@@ -53,7 +53,7 @@ class StepSettings:
     forward: Context
     kernels: Context
     bounds: Mapping[str, float] = field(default_factory=dict)
-    per_look: float = 0.0
+    per_check: float = 0.0
     after_step: Callable[[], None] = lambda: None
     routing: Routing | None = None
 
@@ -108,7 +108,7 @@ def train_step(
         engine.reduce()
         engine.unscale(scale)
         norms = engine.grad_norms()
-        due = optimizer_state.look_is_due(step, tokens, settings.per_look)
+        due = optimizer_state.moment_check_is_due(step, tokens, settings.per_check)
         values = _to_host(engine, sums, norms, weight, engine.moments() if due else {})
         # While the device is at rest; after the update the host would wait for that too.
         load = _expert_loads(engine, settings.routing) if settings.routing else {}
@@ -183,7 +183,7 @@ def _to_host(
     """
     # This rank's share of each mean; `engine.totals` below adds up the shares of all ranks.
     means = [total / weight for total in sums.values()]
-    moment_sum = optimizer_state.look_at_moments(moments.values(), engine.device)
+    moment_sum = optimizer_state.moment_norm_sum(moments.values(), engine.device)
     numbers = torch.stack((moment_sum, *means, *(norm.float() for norm in norms.values()))).tolist()
     own, of_groups = numbers[: 1 + len(means)], numbers[1 + len(means) :]
     # NaN and infinity survive the sum, so all ranks judge alike. The norms are those of all ranks already.

@@ -232,7 +232,7 @@ def test_twin_without_hashes_believes_a_flipped_bit(folder, monkeypatch):
 
 def test_meta_is_plain_json(folder):
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    names = ("field_offsets", "fields", "ids", "mask", "offsets", "prints", "rows", "supervised")
+    names = ("field_offsets", "fields", "fingerprints", "ids", "mask", "offsets", "rows", "supervised")
     assert sorted(meta["files"]) == sorted(["pictures.json", *(f"{name}.npy" for name in names)])
 
 

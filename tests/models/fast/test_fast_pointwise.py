@@ -254,7 +254,7 @@ def interleaved(q, k, cos, sin):
 def test_attention_that_turns_otherwise_is_left_alone(zoo_model, monkeypatch):
     model = learner(zoo_model("llama3"))
     layer = type(model.model.layers[0].self_attn)
-    monkeypatch.setitem(layer.forward.__globals__, fast_pointwise._TURN, interleaved)
+    monkeypatch.setitem(layer.forward.__globals__, fast_pointwise._ROTARY, interleaved)
     undo = install(model)
     assert len(patched(model)) == norms(model)
     undo()

@@ -29,15 +29,15 @@ from surefoot.data.tokenize.dataset import (
     CONTINUED,
     CONTINUES,
     CONTROL_TEXT,
+    FINGERPRINT,
     GIVEN,
     GOOD,
-    PRINT,
     PROMPT_CUT,
     PROMPT_LOST,
     STOP_LOST,
     TRUNCATED,
     TokenizedFile,
-    prints_of,
+    fingerprints_of,
     supervised_of,
 )
 from surefoot.data.tokenize.encode import Encoded
@@ -52,7 +52,7 @@ _ARRAYS: Mapping[str, tuple[np.dtype | None, tuple[int, ...]]] = {  # dtype (Non
     "offsets": (np.dtype(np.int64), ()),
     "rows": (np.dtype(np.int64), (4,)),
     "supervised": (np.dtype(np.int64), ()),
-    "prints": (PRINT, ()),
+    "fingerprints": (FINGERPRINT, ()),
     "fields": (np.dtype(np.uint8), ()),
     "field_offsets": (np.dtype(np.int64), ()),
 }
@@ -218,19 +218,19 @@ def _arrays(examples: Sequence[Encoded], width: np.dtype) -> dict[str, np.ndarra
         "offsets": offsets,
         "rows": np.array(rows, dtype=np.int64).reshape(-1, 4),
         "supervised": supervised_of(mask, offsets),
-        "prints": _with_files(examples, prints_of(ids, mask, offsets)),
+        "fingerprints": _with_files(examples, fingerprints_of(ids, mask, offsets)),
         "fields": np.frombuffer(b"".join(one.fields for one in examples), dtype=np.uint8),
         "field_offsets": np.cumsum([0, *(len(one.fields) for one in examples if one.fields)], dtype=np.int64),
     }
 
 
-def _with_files(examples: Sequence[Encoded], prints: np.ndarray) -> np.ndarray:
+def _with_files(examples: Sequence[Encoded], fingerprints: np.ndarray) -> np.ndarray:
     """Include the pictures in the hashes: the same question about two pictures is two examples."""
     for place, one in enumerate(examples):
         if one.pictures:
-            seen = prints[place].tobytes() + "".join(picture.sha256 for picture in one.pictures).encode()
-            prints[place] = np.void(hashlib.blake2b(seen, digest_size=PRINT.itemsize).digest())
-    return prints
+            seen = fingerprints[place].tobytes() + "".join(picture.sha256 for picture in one.pictures).encode()
+            fingerprints[place] = np.void(hashlib.blake2b(seen, digest_size=FINGERPRINT.itemsize).digest())
+    return fingerprints
 
 
 def _flags(one: Encoded) -> int:

@@ -39,7 +39,7 @@ class TokenizedFile:
     offsets: [M + 1] int64, start of each example, and the end.
     rows: [M, 4] int64, record number, line, flags and number of lost answers of each example.
     supervised: [M] int64, learned tokens of each example.
-    prints: [M] V16, hashes of ids, mask and pictures.
+    fingerprints: [M] V16, hashes of ids, mask and pictures.
     pictures: index of an example -> its pictures, for examples that have some.
     fields: [bytes] uint8, the records of prompts as concatenated JSON; empty for other kinds of data.
     field_offsets: [M + 1] int64, start of each record, and the end; [1] for other kinds of data.
@@ -51,7 +51,7 @@ class TokenizedFile:
     offsets: np.ndarray
     rows: np.ndarray
     supervised: np.ndarray
-    prints: np.ndarray
+    fingerprints: np.ndarray
     pictures: Mapping[int, tuple[Picture, ...]] = field(default_factory=dict)
     fields: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     field_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
@@ -180,7 +180,7 @@ class TokenizedDataset:
     def fingerprints(self) -> np.ndarray:
         """Return a hash of ids, mask and pictures of each example: [N] V16. Comparable between data sets of the same
         tokenizer."""
-        return np.concatenate([file.prints for file in self.files])[self.chosen]
+        return np.concatenate([file.fingerprints for file in self.files])[self.chosen]
 
     def row(self, index: int) -> tuple[str, int, int]:
         """Return file, record number and first line of an example's record, both from 1."""
@@ -249,7 +249,7 @@ def joined(datasets: Sequence[TokenizedDataset]) -> TokenizedDataset:
     return TokenizedDataset(files, np.concatenate(chosen), datasets[0].sight)
 
 
-PRINT = np.dtype("V16")  # BLAKE2b, 16 bytes: probability of a collision in ten million examples is about 10^-25
+FINGERPRINT = np.dtype("V16")  # BLAKE2b, 16 bytes: probability of a collision in ten million examples is about 10^-25
 
 
 def supervised_of(mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -258,17 +258,17 @@ def supervised_of(mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return np.diff(before[offsets])
 
 
-def prints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def fingerprints_of(ids: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Hash the ids (independent of their dtype) and labels of each example: [M] V16."""
     found = bytearray()
     # Always 32 bits, little-endian: the dtype of the ids depends on the vocabulary, but equal examples have equal
     # hashes.
     wide, labels = memoryview(ids.astype("<u4").tobytes()), memoryview(mask.tobytes())
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        one = hashlib.blake2b(wide[4 * start : 4 * end], digest_size=PRINT.itemsize)
+        one = hashlib.blake2b(wide[4 * start : 4 * end], digest_size=FINGERPRINT.itemsize)
         one.update(labels[start:end])
         found += one.digest()
-    return np.frombuffer(found, dtype=PRINT)
+    return np.frombuffer(found, dtype=FINGERPRINT)
 
 
 Place = tuple[str, int, int]  # file, record number and first line of the record, both from 1
@@ -316,7 +316,7 @@ class SourceFacts:
     unkept: str = ""
 
 
-def together(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
+def merge_facts(facts: Sequence[SourceFacts], name: str | None = None) -> SourceFacts:
     """Merge the facts of several files.
 
     name: name of the whole; None: all file names.

@@ -117,7 +117,7 @@ def dropout_caution(share: float) -> str | None:
     )
 
 
-def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
+def notify_reward_accuracy(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
     """Report the reward model's accuracy in one sentence, a caution if it is or may be close to chance; nothing if
     scores come from elsewhere."""
     models = loaded.model
@@ -131,7 +131,7 @@ def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
         folder, whose = resolve_folder(named, None, weights=True), f" of the run that made {named}"
         ranking = evaluated_ranking(read_json_if_there(folder / ALL))
     else:
-        ranking, whose = measure_prior(models, pairs, run.plan, loaded), ""
+        ranking, whose = measure_reward_accuracy(models, pairs, run.plan, loaded), ""
     if ranking is None:
         measure = f"surefoot evaluate reward {shlex.quote(named)} PAIRS"
         notify(
@@ -142,7 +142,7 @@ def say_prior(run: RunInputs, loaded: LoadedModels, notify: Notify) -> None:
     notify(f"{'caution: ' if doubtful else ''}on held-out pairs{whose}, {doubtful or ranking}", caution=bool(doubtful))
 
 
-def measure_prior(models: PPOModels, pairs: TokenizedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
+def measure_reward_accuracy(models: PPOModels, pairs: TokenizedDataset, plan: RunPlan, loaded: LoadedModels) -> Ranking:
     """Measure how often the reward model prefers the better answer.
 
     pairs: 2 rows each, the better answer first.

@@ -18,7 +18,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
 from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.policy import write_policy
-from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, say_prior
+from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, notify_reward_accuracy
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
 from surefoot.methods.ppo.rollout import Scoring, Terms, make_experience, pulled_back, to_episodes
 from surefoot.methods.ppo.scores import Scores, make_scores
@@ -51,7 +51,7 @@ def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         notify,
     )
     if loaded.checkpoint is None:
-        say_prior(run, loaded, notify)
+        notify_reward_accuracy(run, loaded, notify)
     else:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
     if sentence := dropout_caution(highest_dropout(loaded.policy)):

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from surefoot.kernels import liger
-from surefoot.kernels.pointwise import NormForm, plain_norm, plain_turn, rms_norm, turned
+from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
 from surefoot.models.fast import FastPath, Undo
 from surefoot.system.libraries import is_installed
 
 Normalize = Callable[[torch.Tensor, torch.Tensor, NormForm], torch.Tensor]
-_TURN = "apply_rotary_pos_emb"  # the function that transformers' attention layers call
+_ROTARY = "apply_rotary_pos_emb"  # the function that transformers' attention layers call
 _CLOSE = 1e-5  # relative difference between two fp32 computations of the same formula; other formulas differ far more
 _VARIANTS = ((0.0, True), (1.0, False), (0.0, False))  # `shift` and `narrow_first` of NormForm
 _EPS = ("variance_epsilon", "eps")
@@ -31,14 +31,14 @@ _EPS = ("variance_epsilon", "eps")
 def pointwise_path(kind: str) -> FastPath:
     """Return the path for a device. kind: cpu | cuda."""
     if kind == "cuda":
-        return FastPath("pointwise", partial(install, norm=liger.rms_norm, turns=False), liger_obstacle, "liger")
+        return FastPath("pointwise", partial(install, norm=liger.rms_norm, rotations=False), liger_obstacle, "liger")
     return FastPath("pointwise", install, obstacle, "blocks")
 
 
-def install(model: nn.Module, norm: Normalize = rms_norm, turns: bool = True) -> Undo:
-    """Give every norm and, with `turns`, attention layer with a supported formula the fast forward; return the undo
+def install(model: nn.Module, norm: Normalize = rms_norm, rotations: bool = True) -> Undo:
+    """Give every norm and, with `rotations`, attention layer with a supported formula the fast forward; return the undo
     function. norm: (x [..., N], weight [N], form) -> [..., N]."""
-    patched = [*_norms(model, norm), *(_turns(model) if turns else ())]
+    patched = [*_norms(model, norm), *(_rotary_layers(model) if rotations else ())]
     for one in patched:
         one.module.forward = one.forward
 
@@ -51,7 +51,7 @@ def install(model: nn.Module, norm: Normalize = rms_norm, turns: bool = True) ->
 
 def obstacle(model: nn.Module) -> str:
     """Return why the path cannot be installed in this model; "" if it can."""
-    found = next(iter(_norms(model)), None) or next(iter(_turns(model)), None)
+    found = next(iter(_norms(model)), None) or next(iter(_rotary_layers(model)), None)
     return "" if found else "none of its norms and attention layers has a supported formula"
 
 
@@ -74,14 +74,14 @@ class _Norm:
         return self.norm(x, self.module.get_parameter("weight"), self.form)
 
 
-class _Turn:
+class _RotaryLayer:
     """An attention layer whose own forward runs with another rotation function in its globals."""
 
     def __init__(self, module: nn.Module, plain: FunctionType):
         self.module = module
         # A copy of the module's globals: in it the function is another for this layer alone, not for every model of the
         # family.
-        names = {**plain.__globals__, _TURN: turned}
+        names = {**plain.__globals__, _ROTARY: rotary}
         other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
         other.__kwdefaults__ = plain.__kwdefaults__
         self.inner: Callable[..., Any] = other
@@ -96,15 +96,15 @@ def _norms(model: nn.Module, norm: Normalize = rms_norm) -> Iterator[_Norm]:
             yield _Norm(module, form, norm)
 
 
-def _turns(model: nn.Module) -> Iterator[_Turn]:
+def _rotary_layers(model: nn.Module) -> Iterator[_RotaryLayer]:
     known: dict[Any, bool] = {}
     for module in model.modules():
         plain = type(module).forward
-        if "forward" in vars(module) or not isinstance(plain, FunctionType) or _TURN not in plain.__code__.co_names:
+        if "forward" in vars(module) or not isinstance(plain, FunctionType) or _ROTARY not in plain.__code__.co_names:
             continue
-        function = plain.__globals__.get(_TURN)
-        if function is not None and known.setdefault(function, _is_usual_turn(function)):
-            yield _Turn(module, plain)
+        function = plain.__globals__.get(_ROTARY)
+        if function is not None and known.setdefault(function, _is_usual_rotary(function)):
+            yield _RotaryLayer(module, plain)
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def norm_form(module: nn.Module) -> NormForm | None:
 
 
 @torch.no_grad()
-def _is_usual_turn(function: Any) -> bool:
+def _is_usual_rotary(function: Any) -> bool:
     """Whether the function rotates the first half of every head with the second half."""
     draws = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, 3, 8, generator=draws) for heads in (2, 1))
@@ -152,7 +152,7 @@ def _is_usual_turn(function: Any) -> bool:
         found = function(q, k, cos, sin)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return False
-    wanted = [plain_turn(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)]
+    wanted = [plain_rotary(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k)]
     return (
         isinstance(found, tuple)
         and len(found) == len(wanted)
