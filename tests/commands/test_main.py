@@ -33,7 +33,7 @@ SURFACE = {
     "evaluate": "",
     "explain": "key",
     "export": "model --adapter --out --merge --dtype --max-shard-size --device "
-    "--gguf --modelfile --drop-bos-scale --prompts --threshold --overwrite",
+    "--gguf --modelfile --drop-bos-scale --prompts --threshold --overwrite --as",
     "generate": "model --adapter --prompt --file --image --system --raw "
     "--max-new-tokens --temperature --top-p --seed --json",
     "init": "model data --out --stage",

@@ -9,8 +9,8 @@ import pytest
 from helpers.faults import refused_settings
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
-from surefoot.interop.trl import OWN_ROWS
 from surefoot.interop.trl.methods import METHODS, rows_of
+from surefoot.interop.trl.rows import OWN_ROWS
 from surefoot.system.errors import Fault, InputError
 
 DESCRIBED = {

@@ -100,7 +100,7 @@ def test_no_word_becomes_a_line_of_the_printed_config(start, value):
 
 
 def test_twin_that_prints_words_as_they_are(monkeypatch):
-    monkeypatch.setattr(account, "_one_line", str)
+    monkeypatch.setattr(account, "one_line", str)
     found = translate_command(["train_sft.py", "--model", "m", "--data", "d", "--out", BREAKS], Options())
     assert yaml.safe_load(as_yaml(found)) != dict(found.config)
 

@@ -65,12 +65,29 @@ class ByteSize(click.ParamType[int]):
     help="Allowed change of logits by rounding to --dtype, as a share of the largest.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in --out.")
-def export(model: str, adapters: tuple[str, ...], out: Path, **options: Any) -> None:
+@click.option(
+    "--as", "tool", type=click.Choice(["llamafactory", "axolotl", "trl"]), help="Write a config of this tool instead."
+)
+@click.pass_context
+def export(
+    ctx: click.Context, model: str, adapters: tuple[str, ...], out: Path, tool: str | None, **options: Any
+) -> None:
     """Write MODEL (a run, an adapter or a model) for other programs.
 
     An adapter is merged in fp32 and compared with the trained model before anything is published; export.json holds the
     proof.
+
+    With --as, MODEL is a config: it is written as one of the tool's, with an account of every key.
     """
+    if tool is not None:
+        from surefoot.commands.export_config import export_config
+
+        others = [name for name in ctx.params if name not in ("model", "out", "tool", "overwrite")]
+        for name in others:
+            if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--as writes a config, for which --{name.replace('_', '-')} says nothing", ctx)
+        export_config(tool, Path(model), out, overwrite=options["overwrite"])
+        return
     from surefoot.methods.requests import require_mergeable
     from surefoot.report.cards.export import CERTIFICATE
     from surefoot.system.folders import require_replaceable

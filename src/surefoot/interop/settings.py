@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from surefoot.interop.backward import Back
 from surefoot.interop.words import plain_truth
 from surefoot.planning.disk import LEAST_KEPT
 
@@ -50,6 +51,7 @@ class Row:
     same: values equivalent to the default.
     secret: whether to hide the value everywhere.
     null: meaning of an explicit null; None keeps the default.
+    back: a surefoot config -> the value of this setting, None to leave it out. Without it: the value of the only key.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Row:
     same: tuple[Any, ...] = ()
     secret: bool = False
     null: Any = None
+    back: Back | None = None
 
     @property
     def when_null(self) -> Any:
@@ -84,14 +87,22 @@ def carried(
     *,
     type: Any = None,
     null: Any = None,
+    back: Back | None = None,
 ) -> Row:
-    return Row(name, default, "carried", (key,), type or type_of(default), convert, about, null=null)
+    return Row(name, default, "carried", (key,), type or type_of(default), convert, about, null=null, back=back)
 
 
 def joint(
-    name: str, default: Any, keys: Sequence[str] = (), about: str = "", *, type: Read | None = None, null: Any = None
+    name: str,
+    default: Any,
+    keys: Sequence[str] = (),
+    about: str = "",
+    *,
+    type: Read | None = None,
+    null: Any = None,
+    back: Back | None = None,
 ) -> Row:
-    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about, null=null)
+    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about, null=null, back=back)
 
 
 def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefoot.config.sections import PATTERN
@@ -175,6 +175,17 @@ def parse_split(split: str) -> tuple[str, dict[str, Any]]:
         raise Refusal(f"{split!r} has no record", _FIX)
     of = [size for size in (first, last - first, 100 - last) if size]
     return name, {"share": {"of": of, "take": 2 if first else 1, "in_order": True}} if len(of) > 1 else {}
+
+
+def written_split(source: Mapping[str, Any]) -> str:
+    """Write a source's split with its part, as `parse_split` reads it; without a part that has no such form."""
+    name, most, share = source.get("split", "train"), source.get("max_samples"), source.get("share") or {}
+    if most is not None:
+        return f"{name}[:{most}]"
+    first = share["of"][0] if share.get("take") == 2 else 0
+    last = first + share["of"][share["take"] - 1] if share else 0
+    whole = sum(share.get("of", ())) == 100 and share.get("in_order") and first == int(first) and last == int(last)
+    return f"{name}[{f'{first:g}%' if first else ''}:{last:g}%]" if whole else name
 
 
 def _percent(text: str | None, usual: int) -> int:

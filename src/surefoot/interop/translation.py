@@ -104,7 +104,7 @@ def as_yaml(translation: Translation) -> str:
     """Format the config with comments, the command to run, and the account; only comments if there is no config."""
     body = list(_lines(translation.config, "", translation.notes))
     lines = [f"# {line}" for line in heading(translation)]
-    return "\n".join([*map(_one_line, lines), *body, "", *map(_one_line, account(translation))]) + "\n"
+    return "\n".join([*map(one_line, lines), *body, "", *map(one_line, account(translation))]) + "\n"
 
 
 def heading(translation: Translation) -> list[str]:
@@ -200,10 +200,10 @@ def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterat
 
 
 def _commented(line: str, comment: str) -> str:
-    return f"{line:<{_MARGIN}} # {_one_line(comment)}" if comment else line
+    return f"{line:<{_MARGIN}} # {one_line(comment)}" if comment else line
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Escape unprintable characters, so that no setting can end its comment and become a line of the config."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 

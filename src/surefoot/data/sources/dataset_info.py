@@ -15,6 +15,7 @@ from typing import Any
 
 from surefoot.data.sources.records import Kind
 from surefoot.data.sources.text import read_value
+from surefoot.interop.llamafactory.description import COLUMNS, FORMATS, OPENAI_TAGS, PAIR, VERDICT
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.locations import DESCRIPTION
 from surefoot.system.messages import nearest_word, nearest_words
@@ -39,28 +40,13 @@ _NOT_READ = {
     "cloud_file_name": "is in a cloud bucket, which surefoot does not support",
 }
 _SOURCES = ("hf_hub_url", "file_name", *_NOT_READ)
-_FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "openai": "messages"}
-_TAGS = ("role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag")
-# Column of the description -> field of the format.
-_ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history", "system": "system"}
-_ALPACA |= {"images": "images"}
-_DIALOGUE = {"system": "system", "tools": "tools", "images": "images"}
-_COLUMNS = {
-    "alpaca": _ALPACA,
-    "sharegpt": {"messages": "conversations", **_DIALOGUE},
-    "messages": {"messages": "messages", **_DIALOGUE},
-}
 _USUAL = {
     "alpaca": {"instruction": "instruction", "input": "input", "output": "output"},
     "sharegpt": {"conversations": "conversations"},
     "messages": {"messages": "messages"},
 }
-_PAIR = {"chosen": "chosen", "rejected": "rejected"}
-_VERDICT = {"kto_tag": "label"}
-_MARKS = (*_PAIR, *_VERDICT)  # columns that mark an entry as preference data, like the key `ranking`
+_MARKS = (*PAIR, *VERDICT)  # columns that mark an entry as preference data, like the key `ranking`
 _MEDIA = ("videos", "audios")
-_OPENAI_TAGS = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-_OPENAI_TAGS |= {"observation_tag": "tool", "function_tag": "tool_calls", "system_tag": "system"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +79,7 @@ class Entry:
     def kind(self) -> Kind:
         if not self.mark:
             return "answers"
-        return "judged" if self.mark in _VERDICT else "pairs"
+        return "judged" if self.mark in VERDICT else "pairs"
 
 
 def read_description(folder: Path, name: str) -> dict[str, Mapping[str, Any]] | None:
@@ -136,20 +122,21 @@ def read_entry(entries: Mapping[str, Mapping[str, Any]], name: str, folder: str)
         raise _refusal(where, f"has no entry {name!r}", fix)
     entry, where = entries[name], f"{where} entry {name!r}"
     _check(entry, where)
-    layout = _FORMATS[entry.get("formatting", "alpaca")]
+    layout = FORMATS[entry.get("formatting", "alpaca")]
     columns = entry.get("columns")
     tags = dict(entry.get("tags", {}))
-    if layout == "messages" and any(_OPENAI_TAGS[tag] != word for tag, word in tags.items()):
+    if layout == "messages" and any(OPENAI_TAGS[tag] != word for tag, word in tags.items()):
         layout = "sharegpt"  # only sharegpt supports tags; the messages format has OpenAI's names
     elif layout == "messages":
         tags = {}
     mark = _mark(entry)
     if columns is None:
-        renamed = _USUAL[layout] | (_PAIR if mark else {})
+        renamed = {**_USUAL[layout], **(PAIR if mark else {})}
     else:
-        renamed = {(_COLUMNS[layout] | _PAIR | _VERDICT)[ours]: own for ours, own in columns.items()}
+        fields = {**COLUMNS[layout], **PAIR, **VERDICT}
+        renamed = {fields[ours]: own for ours, own in columns.items()}
     if mark:
-        layout = "judged" if mark in _VERDICT else "preference"
+        layout = "judged" if mark in VERDICT else "preference"
     return Entry(
         where=where,
         file=None if "hf_hub_url" in entry else entry["file_name"],
@@ -180,7 +167,7 @@ def _check(entry: Mapping[str, Any], where: str) -> None:
     columns = entry.get("columns", {})
     if media := [column for column in _MEDIA if column in columns]:
         raise _refusal(where, f"has {media[0]}, but surefoot only reads texts and pictures", "use another entry")
-    known = _COLUMNS[_FORMATS[entry.get("formatting", "alpaca")]]
+    known = COLUMNS[FORMATS[entry.get("formatting", "alpaca")]]
     if unknown := [column for column in columns if column not in (*known, *_MARKS)]:
         fix = f"its format reads {', '.join(known)}"
         raise _refusal(where, f"columns has the unknown key {unknown[0]!r}", fix)
@@ -203,9 +190,9 @@ def _check_types(entry: Mapping[str, Any], where: str) -> None:
     for key in ("hf_hub_url", "file_name", "subset", "split", "folder"):
         if key in entry and not (isinstance(entry[key], str) and entry[key]):
             refuse(key, "a text")
-    if entry.get("formatting", "alpaca") not in tuple(_FORMATS):  # a tuple, because the value may be unhashable
-        refuse("formatting", f"one of {', '.join(_FORMATS)}")
-    for key, known in (("columns", None), ("tags", _TAGS)):
+    if entry.get("formatting", "alpaca") not in tuple(FORMATS):  # a tuple, because the value may be unhashable
+        refuse("formatting", f"one of {', '.join(FORMATS)}")
+    for key, known in (("columns", None), ("tags", OPENAI_TAGS)):
         pairs = entry.get(key, {})
         if not isinstance(pairs, dict) or not all(isinstance(own, str) for own in pairs.values()):
             refuse(key, "an object of texts")

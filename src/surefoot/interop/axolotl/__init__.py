@@ -12,14 +12,15 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.config.yaml_reader import Document
-from surefoot.interop.axolotl.methods import BLOCK
+from surefoot.interop.axolotl import back
+from surefoot.interop.axolotl.methods import BLOCK, METHODS
 from surefoot.interop.axolotl.processes import program_of
 from surefoot.interop.axolotl.rows import ALIASES, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.tool import Tool
+from surefoot.interop.tool import Target, Tool
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 
@@ -89,4 +90,6 @@ def environment_note(note: Note) -> Note:
     return replace(note, outcome="listed", why="Axolotl sets the precision from bf16 and fp16 only")
 
 
-AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note)
+_STAGES = ("sft", "pretrain", "reward", *(stage for stage, _ in METHODS.values()))
+_TARGET = Target(TOOL, "axolotl.yaml", lambda ours: {"train": ROWS} if ours["stage"] in _STAGES else {}, back.start)
+AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note, target=_TARGET)

@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.families.templates import OWN, OWN_OR, find_row, is_jinja
+from surefoot.interop.axolotl.back import ALPACA, FALLBACK, TEMPLATES
 from surefoot.interop.axolotl.layouts import FIELDS, read_layout
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
@@ -20,21 +21,7 @@ from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
-# Axolotl's chat_template -> (surefoot template, bos.prepend). Its other templates have no equal here.
-TEMPLATES: Mapping[str, tuple[str, str]] = {
-    "tokenizer_default": (OWN, "tokenizer"),
-    "chatml": ("chatml", "off"),
-    "llama3": ("llama3", "on"),
-    "alpaca": ("axolotl-alpaca", "on"),
-    "gemma": ("gemma", "on"),
-    "gemma3": ("gemma", "on"),
-    "phi_3": ("axolotl-phi_3", "on"),
-    "phi_35": ("axolotl-phi_3", "off"),
-    "qwen_25": ("qwen", "off"),
-    "falcon_h1": ("chatml", "on"),
-}
 # Templates for one family of models -> what the names of its models have in common. Their own template is used.
-_ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
 _OF_A_FAMILY: Mapping[str, str] = {
     "qwen3": "qwen3", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
     "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
@@ -42,7 +29,6 @@ _OF_A_FAMILY: Mapping[str, str] = {
 }  # fmt: skip
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
-_FALLBACK = "tokenizer_default_fallback_"
 _TEMPLATE_WORDS = ("chat_template", "chat_template_jinja")
 _LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
 _WITHOUT = {"trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
@@ -159,9 +145,9 @@ class Sources:
                 self._refuse(number, "type", what, fix)
         elif self.stage is not None:
             self._compared(self.stage, number, given, source)
-        elif isinstance(kind, str) and kind in _ALPACA:
+        elif isinstance(kind, str) and kind in ALPACA:
             source["format"] = "alpaca"
-            self._conversations(_ALPACA[kind])
+            self._conversations(ALPACA[kind])
         elif kind in ("chat_template", "chat_template.default"):
             self.uses_turns = True
             self._turns(number, given, source)
@@ -240,7 +226,7 @@ class Sources:
     def _template(self, number: int, requested: str) -> str:
         if _is_own(requested):
             return requested
-        name = requested.removeprefix(_FALLBACK)
+        name = requested.removeprefix(FALLBACK)
         if name in _OF_A_FAMILY and _OF_A_FAMILY[name] in str(self.draft["base_model"]).lower():
             self.draft.note("chat_template", "changed", _OWN_INSTEAD)
             return OWN

@@ -79,6 +79,15 @@ def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
     return Layout(layouts[records], style)
 
 
+def kinds(stage: str) -> tuple[str, ...]:
+    """Return the types that name a layout."""
+    if stage == "reward":
+        return tuple(_SCORED)
+    layouts = _PAIRS if stage == "dpo" else _JUDGED
+    named = tuple(f"{style}.{records}" for style in _STYLES for records in layouts)
+    return (*named, *(["passthrough"] if stage == "dpo" else []))
+
+
 def _known(stage: str) -> str:
     if stage == "reward":
         return " or ".join(_SCORED)

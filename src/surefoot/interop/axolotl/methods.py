@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from surefoot.interop.axolotl import back
+from surefoot.interop.backward import equals, never, true_if, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Row, all_listed, by_name, joint, listed, number, refused, text, truth
 from surefoot.interop.trl.group import GRPO_ROWS, set_grpo
 from surefoot.interop.trl.methods import set_dpo_losses
+from surefoot.interop.trl.rewards import written
 
 # rl -> (surefoot stage, surefoot loss)
 METHODS: Mapping[str, tuple[str, str | None]] = {
@@ -39,9 +42,16 @@ _NOT_IN_THE_BLOCK = (
     "max_prompt_length", "steps_per_generation", "vllm_server_base_url", "vllm_structured_outputs_regex", "delta",
     "vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min",
 )  # fmt: skip
+
+
+def _with_models(row: Row) -> Row:
+    """reward_funcs also names reward models: the block has no setting of its own for these."""
+    return replace(row, back=lambda ours: written(ours, models=True)) if row.name == "reward_funcs" else row
+
+
 _ASYNC = "draws answers beside the updates, which surefoot does not (grpo.ahead)"
 _BLOCK: tuple[Row, ...] = (
-    *(row for row in GRPO_ROWS if row.name not in _NOT_IN_THE_BLOCK),
+    *(_with_models(row) for row in GRPO_ROWS if row.name not in _NOT_IN_THE_BLOCK),
     joint("vllm_importance_sampling_clip_max", 3.0, ("grpo.correction_high",), type=number),
     refused("vllm_guided_decoding_regex", None, "surefoot restricts no answers to a pattern", _LEAVE),
     refused("rollout_func", None, "surefoot draws answers itself", _LEAVE),
@@ -66,23 +76,30 @@ _BLOCK: tuple[Row, ...] = (
 BLOCK = "trl."  # before the names of the settings in it
 _EVERY = tuple(dict.fromkeys(name for names in _OWN.values() for name in names))
 ROWS: tuple[Row, ...] = (
-    joint("rl", None, ("stage", "alignment.loss"), "dpo, ipo, kto, orpo, simpo, grpo", type=text),
-    joint("reward_model", False, ("stage",), "with pairs of type bradley_terry.chat_template or bradley_terry.llama3"),
+    joint("rl", None, ("stage", "alignment.loss"), "dpo, ipo, kto, orpo, simpo, grpo", type=text, back=back.method),
+    joint("reward_model", False, ("stage",), "with pairs of type bradley_terry.chat_template or bradley_terry.llama3",
+          back=equals("stage", "reward")),
     joint("rl_beta", None, ("alignment.beta",), "TRL's default is 0.1", type=number),
     *(replace(row, name=f"{BLOCK}{row.name}") for row in by_name(*_BLOCK).values() if row.name != "beta"),
-    joint("trl.beta", None, ("alignment.beta", "grpo.kl"), "instead of rl_beta", type=number),
-    joint("orpo_alpha", None, ("alignment.beta",), "used if rl_beta is not given", type=number),
+    joint("trl.beta", None, ("alignment.beta", "grpo.kl"), "instead of rl_beta", type=number,
+          back=lambda ours: ours["grpo.kl"] if ours.facts.rollouts else None),
+    joint("orpo_alpha", None, ("alignment.beta",), "used if rl_beta is not given", type=number, back=never),
     refused("rpo_alpha", None, "TRL no longer has it, and Axolotl refuses it", "give dpo_loss_type: [sigmoid, sft]"),
     joint("simpo_gamma", None, ("alignment.margin",), "TRL's default is 0.5", type=number),
-    joint("cpo_alpha", None, ("alignment.sft",), "TRL's default is 1", type=number),
+    joint("cpo_alpha", None, ("alignment.sft",), "TRL's default is 1", type=number,
+          back=lambda ours: ours["alignment.sft"] if ours["alignment.loss"] == "simpo" else None),
     joint("kto_desirable_weight", None, ("alignment.good",), type=number),
     joint("kto_undesirable_weight", None, ("alignment.bad",), type=number),
     listed("dpo_label_smoothing", None, "TRL does not apply it to sigmoid, ipo and hinge"),
-    joint("dpo_loss_type", None, ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft"),
-    joint("dpo_loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1"),
-    joint("precompute_ref_log_probs", None, ("alignment.reference",), type=truth),
-    joint("rl_adapter_ref_model", None, ("alignment.reference",), "a separate reference model with LoRA", type=truth),
-    joint("center_rewards_coefficient", None, ("reward.center",), type=number),
+    joint("dpo_loss_type", None, ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft",
+          back=back.pair_losses),
+    joint("dpo_loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1",
+          back=back.pair_weights),
+    joint("precompute_ref_log_probs", None, ("alignment.reference",), type=truth,
+          back=true_if("alignment.reference", "cached")),
+    joint("rl_adapter_ref_model", None, ("alignment.reference",), "a separate reference model with LoRA", type=truth,
+          back=true_if("alignment.reference", "model")),
+    joint("center_rewards_coefficient", None, ("reward.center",), type=number, back=unless("reward.center", 0)),
     joint("num_labels", None, (), "a reward model has one score"),
     listed("dpo_padding_free", None, "padding does not affect results here"),
     listed("dpo_use_logits_to_keep", None, "affects memory only; surefoot never computes logits of prompts"),

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.families.other_templates import LLAMAFACTORY, PREFIX
 from surefoot.interop.draft import Draft
+from surefoot.interop.llamafactory.description import COLUMNS
 from surefoot.system.errors import InputError
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
 from surefoot.system.messages import nearest_words
@@ -60,12 +61,9 @@ def _to_evaluate(source: dict[str, Any]) -> dict[str, Any]:
     return source if "name" in source or source["path"].endswith(DATA_SUFFIXES) else {"split": "train"} | source
 
 
-# Stages whose descriptions are translated here -> data format; then names of columns in a description -> ours.
+STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
+# Stages whose descriptions are translated here -> data format.
 LAYOUTS = {"rm": "preference", "dpo": "preference", "kto": "judged"}
-_COLUMNS = {
-    "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
-    "sharegpt": {"messages": "conversations"},
-}
 
 
 def _compared(folder: str, entry: dict[str, Any] | None, layout: str) -> dict[str, Any] | None:
@@ -73,9 +71,9 @@ def _compared(folder: str, entry: dict[str, Any] | None, layout: str) -> dict[st
     if entry is None or entry.get("tags"):
         return None
     style = entry.get("formatting", "alpaca")
-    if style not in _COLUMNS:
+    if style not in COLUMNS:
         return None
-    renamed = {_COLUMNS[style].get(ours, ours): own for ours, own in entry.get("columns", {}).items()}
+    renamed = {COLUMNS[style].get(ours, ours): own for ours, own in entry.get("columns", {}).items()}
     columns = {ours: own for ours, own in renamed.items() if ours != own}
     return _located(entry, folder, {"format": layout, **({"columns": columns} if columns else {})})
 

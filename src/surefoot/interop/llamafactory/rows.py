@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
+from surefoot.interop.backward import (
+    differs,
+    equals,
+    held_out,
+    length,
+    longest,
+    never,
+    reverse,
+    share_of_warmup,
+    unless,
+)
+from surefoot.interop.llamafactory import back
+from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
 from surefoot.interop.settings import (
     Refusal,
     Row,
@@ -19,6 +34,7 @@ from surefoot.interop.settings import (
     whole,
 )
 from surefoot.interop.shared_rules import module_names
+from surefoot.method_facts.losses import NO_REFERENCE
 
 _GENERATING = "applies to generation; surefoot generate and chat have flags for it"
 _PREPROCESSING = "data is prepared once and cached by content"
@@ -70,12 +86,25 @@ MODEL = (
     joint("model_revision", "main", ("model.revision",), type=text),
     listed("low_cpu_mem_usage", True, "weights are loaded one at a time"),
     refused("rope_scaling", None, "surefoot keeps the model's position encoding", "set it in the model's config.json"),
-    carried("flash_attn", "auto", "attention.implementation", _attention, type=_attention_word),
+    carried(
+        "flash_attn",
+        "auto",
+        "attention.implementation",
+        _attention,
+        type=_attention_word,
+        back=reverse("attention.implementation", _ATTENTION),
+    ),
     refused("shift_attn", False, "surefoot keeps the model's attention", "leave it out"),
     refused("mixture_of_depths", None, "surefoot does not change a model's layers", "leave it out"),
     *all_listed(_OWN_SPEED, use_unsloth=False, use_unsloth_gc=False, enable_liger_kernel=False, use_v1_kernels=False),
     refused("moe_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out"),
-    joint("disable_gradient_checkpointing", False, ("gradient_checkpointing",), "on by default there"),
+    joint(
+        "disable_gradient_checkpointing",
+        False,
+        ("gradient_checkpointing",),
+        "on by default there",
+        back=equals("gradient_checkpointing", "off"),
+    ),
     listed("use_reentrant_gc", True, "all variants give the same gradients"),
     refused("upcast_layernorm", False, "a frozen base has one dtype", "use precision: {base: fp32}, or leave it out"),
     listed("upcast_lmhead_output", False, "the loss is computed in fp32"),
@@ -90,9 +119,16 @@ MODEL = (
     listed("om_hub_token", None, "surefoot does not support Modelers", secret=True),
     listed("print_param_status", False, "`surefoot plan` shows which parameters train"),
     listed("trust_remote_code", False, "surefoot runs no code from a model or dataset repository"),
-    joint("quantization_method", "bnb", ("precision.base",), type=text),
-    joint("quantization_bit", None, ("precision.base",), "4 with nf4, or 8", type=whole),
-    joint("quantization_type", "nf4", ("precision.base",), type=text),
+    joint("quantization_method", "bnb", ("precision.base",), type=text, back=never),
+    joint(
+        "quantization_bit",
+        None,
+        ("precision.base",),
+        "4 with nf4, or 8",
+        type=whole,
+        back=reverse("precision.base", {4: "nf4", 8: "int8"}),
+    ),
+    joint("quantization_type", "nf4", ("precision.base",), type=text, back=never),
     joint("double_quantization", True, ("precision.base",)),
     listed("quantization_device_map", None, "the model is on one device"),
     joint("image_max_pixels", 768 * 768, ("data.max_pixels",), "if given, or with a template of a Qwen-VL"),
@@ -110,29 +146,67 @@ MODEL = (
 
 DATA = (
     joint(
-        "template", None, ("data.template", "bos.prepend"), "see the table below; null: the tokenizer's own", type=text
+        "template",
+        None,
+        ("data.template", "bos.prepend"),
+        "see the table below; null: the tokenizer's own",
+        type=text,
+        back=back.template,
     ),
-    joint("dataset", None, ("data.train",), "names in dataset_dir/dataset_info.json", type=names),
-    joint("eval_dataset", None, ("data.eval",), "names in dataset_dir/dataset_info.json", type=names),
-    joint("dataset_dir", "data", ("data.train", "data.eval"), "ONLINE: names are hub datasets", type=text),
+    joint(
+        "dataset", None, ("data.train",), "names in dataset_dir/dataset_info.json", type=names, back=back.train_names
+    ),
+    joint(
+        "eval_dataset",
+        None,
+        ("data.eval",),
+        "names in dataset_dir/dataset_info.json",
+        type=names,
+        back=back.held_out_names,
+    ),
+    joint(
+        "dataset_dir",
+        "data",
+        ("data.train", "data.eval"),
+        "ONLINE: names are hub datasets",
+        type=text,
+        back=back.folder,
+    ),
     listed("media_dir", None, _MEDIA),
-    joint("cutoff_len", 2048, ("data.max_length",), "surefoot's auto is also 2048 if the model has as many positions"),
-    joint("train_on_prompt", False, ("data.train_on",)),
-    joint("mask_history", False, ("data.train_on",)),
+    joint(
+        "cutoff_len",
+        2048,
+        ("data.max_length",),
+        "surefoot's auto is also 2048 if the model has as many positions",
+        back=longest,
+    ),
+    joint("train_on_prompt", False, ("data.train_on",), back=equals("data.train_on", "everything")),
+    joint("mask_history", False, ("data.train_on",), back=equals("data.train_on", "last")),
     joint("streaming", False, ("data.train",), "hub datasets only"),
     listed("buffer_size", 16384, "all records of a stream are shuffled together"),
-    joint("mix_strategy", "concat", ("data.train",), type=text),
-    joint("interleave_probs", None, ("data.train",), "weights of the sources", type=names),
+    joint("mix_strategy", "concat", ("data.train",), type=text, back=back.mix),
+    joint("interleave_probs", None, ("data.train",), "weights of the sources", type=names, back=back.shares),
     *all_listed(_PREPROCESSING, overwrite_cache=False, preprocessing_batch_size=1000, preprocessing_num_workers=None),
     joint(
-        "max_samples", None, ("data.max_samples", "data.eval"), "per dataset, for training and evaluation", type=whole
+        "max_samples",
+        None,
+        ("data.max_samples", "data.eval"),
+        "per dataset, for training and evaluation",
+        type=whole,
+        back=back.most,
     ),
     listed("eval_num_beams", None, _GENERATING),
     refused("ignore_pad_token_for_loss", True, "padding never carries loss", "leave it out"),
-    joint("val_size", 0.0, ("data.eval",), "a fraction below 1, or a count"),
+    joint("val_size", 0.0, ("data.eval",), "a fraction below 1, or a count", back=held_out),
     refused("eval_on_each_dataset", False, "surefoot evaluates on all datasets together", "leave it out"),
-    joint("packing", None, ("batch.row_tokens",), "only with neat_packing"),
-    joint("neat_packing", False, ("batch.row_tokens",), "stage sft: rows of cutoff_len"),
+    joint("packing", None, ("batch.row_tokens",), "only with neat_packing", back=never),
+    joint(
+        "neat_packing",
+        False,
+        ("batch.row_tokens",),
+        "stage sft: rows of cutoff_len",
+        back=differs("batch.row_tokens", None),
+    ),
     refused("tool_format", None, "the template decides the format of tools", "leave it out"),
     joint("default_system", None, (), "only the template's default", type=text),
     joint(
@@ -143,6 +217,7 @@ DATA = (
         null=Refusal(
             "null keeps thoughts and adds no empty ones, which surefoot does not support", "use true or false"
         ),
+        back=differs("data.template", PREFIX + UNTHINKING),
     ),
     refused("preserve_thinking", False, "the template decides what is kept of earlier turns", "leave it out"),
     joint("tokenized_path", None, (), "refused without dataset", type=text),
@@ -151,37 +226,61 @@ DATA = (
 
 FINETUNING = (
     refused("pure_bf16", False, "training in 16-bit weights loses small updates", "use bf16: true"),
-    joint("stage", "sft", ("stage",), "pt, sft, rm, ppo, dpo, kto"),
-    joint("finetuning_type", "lora", ("adapter.kind",), "lora or full"),
+    joint("stage", "sft", ("stage",), "pt, sft, rm, ppo, dpo, kto", back=reverse("stage", STAGES)),
+    joint(
+        "finetuning_type",
+        "lora",
+        ("adapter.kind",),
+        "lora or full",
+        back=lambda ours: "lora" if ours["adapter"] else "full",
+    ),
     refused("use_llama_pro", False, "surefoot has no expanded blocks", "use lora or full"),
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
     refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
     refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
     refused("use_hyper_parallel", False, "surefoot configures this with parallel.engine", "leave it out"),
     *all_listed("is for several processes", hyper_parallel_args=None, hyper_parallel_cp_size=1),
-    joint("use_muon", False, ("optim.name",)),
+    joint("use_muon", False, ("optim.name",), back=equals("optim.name", "muon")),
     refused("use_dft_loss", False, "surefoot supports only the standard loss", "leave it out"),
     refused("use_asft_loss", False, "surefoot supports only the standard loss", "leave it out"),
     listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
     refused("use_eaft_loss", False, "surefoot supports only the standard loss", "leave it out"),
     listed("eaft_alpha", 1.0, "belongs to use_eaft_loss"),
-    joint("freeze_vision_tower", True, ("vision.tower",), "only with finetuning_type: full"),
-    joint("freeze_multi_modal_projector", True, ("vision.projector",), "only with finetuning_type: full"),
+    joint(
+        "freeze_vision_tower",
+        True,
+        ("vision.tower",),
+        "only with finetuning_type: full",
+        back=equals("vision.tower", "frozen"),
+    ),
+    joint(
+        "freeze_multi_modal_projector",
+        True,
+        ("vision.projector",),
+        "only with finetuning_type: full",
+        back=equals("vision.projector", "frozen"),
+    ),
     refused("freeze_language_model", False, "surefoot trains the language model or an adapter on it", "leave it out"),
     listed("compute_accuracy", False, "token accuracy is always measured"),
     refused("disable_shuffling", False, "data order follows the seed", "leave it out"),
     joint("early_stopping_steps", None, ("early_stopping.patience",), "needs evaluation data", type=whole),
     listed("plot_loss", False, "the curves are always drawn"),
     listed("include_effective_tokens_per_second", False, "tokens per second are always logged"),
-    joint("additional_target", None, ("adapter.modules_to_save",), type=module_names),
+    joint(
+        "additional_target",
+        None,
+        ("adapter.modules_to_save",),
+        type=module_names,
+        back=lambda ours: ",".join(ours["adapter.modules_to_save"] or ()) or None,
+    ),
     joint("lora_alpha", None, ("adapter.alpha",), "default: twice lora_rank", type=whole),
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("lora_rank", 8, ("adapter.rank",)),
-    joint("lora_target", "all", ("adapter.targets",), type=module_names),
+    joint("lora_target", "all", ("adapter.targets",), type=module_names, back=back.targets),
     refused("loraplus_lr_ratio", None, "A and B share one learning rate", "leave it out"),
     listed("loraplus_lr_embedding", 1e-6, "belongs to loraplus_lr_ratio"),
     joint("use_rslora", False, ("adapter.rslora",)),
-    joint("use_dora", False, ("adapter.kind",)),
+    joint("use_dora", False, ("adapter.kind",), back=equals("adapter.kind", "dora")),
     refused("pissa_init", False, "surefoot's adapters start at zero", "leave it out"),
     listed("pissa_iter", 16, "belongs to pissa_init"),
     refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support", "leave it out"),
@@ -202,13 +301,20 @@ FINETUNING = (
     joint("ppo_score_norm", False, (), "refused"),
     joint("ppo_target", 6.0, ("ppo.kl_target",)),
     joint("ppo_whiten_rewards", False, (), "refused; advantages are whitened"),
-    joint("ref_model", None, ("alignment.reference",), "stages dpo and kto", type=text),
+    joint(
+        "ref_model",
+        None,
+        ("alignment.reference",),
+        "stages dpo and kto",
+        type=text,
+        back=unless("alignment.reference", "auto", "adapter-off", "model", "cached", NO_REFERENCE),
+    ),
     joint("ref_model_adapters", None, (), "refused: merge them first", type=text),
     joint("ref_model_quantization_bit", None, (), "refused", type=whole),
     joint("reward_model", None, ("ppo.reward",), type=text),
     joint("reward_model_adapters", None, (), "refused: merge them first", type=text),
     joint("reward_model_quantization_bit", None, (), "refused", type=whole),
-    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused"),
+    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused", back=never),
     joint("ld_alpha", None, (), "refused", type=number),
     refused("use_galore", False, "surefoot has no GaLore", "use adapter: lora, or optim: adafactor"),
     *all_listed("belongs to use_galore", galore_target="all", galore_rank=16, galore_update_interval=200),
@@ -225,15 +331,27 @@ FINETUNING = (
     listed("swanlab_logdir", None, _SWANLAB),
     listed("swanlab_lark_webhook_url", None, _SWANLAB, secret=True),
     listed("swanlab_lark_secret", None, _SWANLAB, secret=True),
-    joint("use_bos_zero_training", False, ("bos.prepend", "bos.scale"), "from the fork that scales the BOS embedding"),
-    joint("bos_scaling_factor", 0.1, ("bos.scale",), "from the fork; needs use_bos_zero_training"),
+    joint(
+        "use_bos_zero_training",
+        False,
+        ("bos.prepend", "bos.scale"),
+        "from the fork that scales the BOS embedding",
+        back=differs("bos.scale", 1),
+    ),
+    joint(
+        "bos_scaling_factor",
+        0.1,
+        ("bos.scale",),
+        "from the fork; needs use_bos_zero_training",
+        back=unless("bos.scale", 1),
+    ),
 )
 
 GENERATING = (
     listed("do_sample", True, _GENERATING),
     joint("temperature", 0.95, ("ppo.temperature",), "stage ppo; otherwise applies to generation"),
     joint("top_p", 0.7, ("ppo.top_p",), "stage ppo; otherwise applies to generation"),
-    joint("top_k", 50, ("ppo.top_p",), "stage ppo; otherwise applies to generation"),
+    joint("top_k", 50, ("ppo.top_p",), "stage ppo; otherwise applies to generation", back=lambda ours: 0),
     *all_listed(_GENERATING, num_beams=1, max_length=1024),
     joint("max_new_tokens", 1024, ("ppo.max_new_tokens",), "stage ppo; otherwise applies to generation"),
     *all_listed(_GENERATING, repetition_penalty=1.0, length_penalty=1.0, skip_special_tokens=True),
@@ -261,3 +379,8 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Training, as in transformers": trainer.ROWS,
 }
 ROWS = {row.name: row for group in reversed(GROUPS.values()) for row in group}
+# LLaMA-Factory runs with transformers 4 as well, where a share of warm-up has its own setting.
+ROWS |= {
+    "warmup_ratio": replace(ROWS["warmup_ratio"], back=share_of_warmup),
+    "warmup_steps": replace(ROWS["warmup_steps"], back=length("optim.warmup", "steps")),
+}

@@ -8,6 +8,7 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.llamafactory.data import (
     PICTURED,
     SAME,
+    STAGES,
     UNTHINKING,
     adds_thoughts,
     set_data,
@@ -19,7 +20,6 @@ from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
 from surefoot.interop.shared_rules import EIGHT_BITS, set_rows
 
-STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "ppo": "ppo"}
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
 

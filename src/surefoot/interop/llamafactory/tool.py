@@ -13,11 +13,13 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
+from surefoot.interop.llamafactory import back
+from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
 from surefoot.interop.llamafactory.rows import ROWS
 from surefoot.interop.llamafactory.rules import RULES
 from surefoot.interop.settings import names, number, text, whole
-from surefoot.interop.tool import Tool
+from surefoot.interop.tool import Target, Tool
 from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.words import (
     Word,
@@ -174,6 +176,17 @@ def environment_note(note: Note) -> Note:
     return note if reason is None else replace(note, outcome="listed", why=reason)
 
 
+_TARGET = Target(
+    name=NAME,
+    file="llamafactory.yaml",
+    rows=lambda ours: {"train": ROWS} if ours["stage"] in STAGES.values() else {},
+    start=back.start,
+    fixed={"do_train": True},
+    files=back.files,
+    origin=back.origin,
+)
+
+
 LLAMAFACTORY = Tool(
     name=NAME,
     claims_command=claims_command,
@@ -183,6 +196,7 @@ LLAMAFACTORY = Tool(
     environment_note=environment_note,
     log=log_lines,
     rows=ROWS,
+    target=_TARGET,
 )
 
 

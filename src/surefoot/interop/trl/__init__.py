@@ -11,32 +11,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from surefoot.interop import settings, trainer
+from surefoot.interop import trainer
+from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import Command, FirstRecord, Options, inherited
-from surefoot.interop.settings import (
-    ALL_POSITIONS,
-    NO_LIMIT,
-    Row,
-    all_listed,
-    by_name,
-    carried,
-    joint,
-    listed,
-    number,
-    refused,
-    text,
-    truth,
-)
-from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, set_rows, targets_or_pattern
-from surefoot.interop.tool import Tool
+from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, truth
+from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows
+from surefoot.interop.tool import Target, Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation, in_processes
-from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, set_data
+from surefoot.interop.trl import back
+from surefoot.interop.trl.back import DTYPES
+from surefoot.interop.trl.data import set_data
 from surefoot.interop.trl.group import GROUP_ALIASES
 from surefoot.interop.trl.launch import launched, starts
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
+from surefoot.interop.trl.rows import OWN_ROWS
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
 
 NAME = "TRL"
@@ -46,65 +37,6 @@ _SCRIPTS = {
     **{f"{run}{name}.py": name for name in ("sft", *METHODS) for run in ("", "run_")},  # run_: alignment-handbook's
 }
 _MODULE = "trl.scripts."
-_KERNELS = "affects speed only; surefoot chooses its own kernels"
-_STREAM = "surefoot reads a dataset whole, or its first max_samples records"
-_LOSS = "surefoot's loss is the negative log-likelihood"
-DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "auto": "auto"}
-OWN_ROWS: tuple[Row, ...] = (
-    carried("model_name_or_path", None, "model.path", type=text),
-    carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
-    joint("dtype", "float32", ("precision.base",), "dtype of the weights", type=text, null="auto"),
-    joint("attn_implementation", None, ("attention.implementation",), type=text),
-    joint("use_peft", False, ("adapter.kind",)),
-    joint("lora_r", 16, ("adapter.rank",)),
-    joint("lora_alpha", 32, ("adapter.alpha",), type=number),
-    joint("lora_dropout", 0.05, ("adapter.dropout",)),
-    joint("lora_target_modules", None, ("adapter.targets",), type=targets_or_pattern),
-    joint("lora_modules_to_save", None, ("adapter.modules_to_save",), type=module_names),
-    refused("lora_target_parameters", None, "adapter.targets names experts", "leave it out: all-linear has them"),
-    refused("lora_task_type", "CAUSAL_LM", "surefoot trains causal language models", "leave it out"),
-    joint("use_rslora", False, ("adapter.rslora",)),
-    joint("use_dora", False, ("adapter.kind",)),
-    joint("load_in_8bit", False, ("precision.base",)),
-    joint("load_in_4bit", False, ("precision.base",)),
-    refused("bnb_4bit_quant_type", "nf4", "surefoot's 4-bit format is nf4", "leave it out"),
-    joint("use_bnb_nested_quant", False, ("precision.base",)),
-    listed("bnb_4bit_quant_storage", None, "is for multi-process launchers; surefoot starts its own processes"),
-    joint("dataset_name", None, ("data.train",), type=text),
-    joint("dataset_config", None, ("data.train",), "the subset", type=text),
-    joint("dataset_train_split", "train", ("data.train",), type=text),
-    joint("dataset_test_split", "test", ("data.eval",), "used unless eval_strategy is no", type=text),
-    refused("dataset_streaming", False, _STREAM, "leave it out"),
-    joint("datasets", None, ("data.train",)),
-    refused("streaming", False, _STREAM, "leave it out"),
-    joint("test_split_size", None, ("data.eval",), type=number),
-    listed("ignore_bias_buffers", False, "is for multi-process launchers; surefoot starts its own processes"),
-    listed("trust_remote_code", False, "surefoot runs no code from a model's repository"),
-    refused("model_init_kwargs", None, "surefoot passes no extra arguments when loading", "leave it out", same=({},)),
-    refused("router_aux_loss_coef", None, "surefoot's loss has no router term", "leave it out", same=(0,)),
-    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
-    *HANDBOOK,
-    joint("dataset_text_field", "text", ("data.train",), type=text),
-    joint("dataset_kwargs", None, (), "TRL reads only skip_prepare_dataset, which is refused", type=settings.group),
-    listed("dataset_num_proc", None, "affects speed only, not results"),
-    OWN_EOS,
-    carried("pad_token", None, "tokenizer.pad", type=text),
-    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
-    refused("truncation_mode", "keep_start", "surefoot truncates at the end", "leave it out"),
-    listed("shuffle_dataset", False, "every epoch is shuffled with the seed"),
-    joint("packing", False, ("batch.row_tokens",), "rows of max_length"),
-    joint("packing_strategy", "bfd", (), "bfd only", type=text),
-    listed("eval_packing", None, "evaluation reads every example once"),
-    *all_listed("padding does not affect results here", padding_free=False, pad_to_multiple_of="auto"),
-    joint("completion_only_loss", None, ("data.train_on",), type=truth),
-    joint("assistant_only_loss", False, ("data.train_on",)),
-    refused("loss_type", "nll", _LOSS, "leave it out", same=("chunked_nll",)),
-    listed("activation_offloading", False, _KERNELS),
-    carried("learning_rate", 2e-5, "optim.lr"),
-    joint("logging_steps", 10, ("log_every",), type=number),
-    joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
-    joint("bf16", None, ("precision.compute",), "on unless fp16 is on", type=truth),
-)  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*trainer.ROWS, *OWN_ROWS)
 ALIASES = {
     **trainer.ALIASES,
@@ -369,4 +301,19 @@ def _environment(words: Sequence[Word]) -> dict[str, str]:
     return {str(name): str(value) for name, value in word.value.items()}
 
 
-TRL = Tool(NAME, claims_command, from_command, claims_file, from_file, log=lambda translation: ToolLog(row=trainer_row))
+def _fitting(ours: Ours) -> Mapping[str, Mapping[str, Row]]:
+    """Return the rows of the methods that train a config's stage."""
+    stage = ours["stage"]
+    texts = {"sft": ROWS} if ours.facts.learns_tokens and not ours.facts.teacher else {}
+    return texts | {name: rows_of(name, OWN_ROWS) for name, method in METHODS.items() if method.stage == stage}
+
+
+TRL = Tool(
+    NAME,
+    claims_command,
+    from_command,
+    claims_file,
+    from_file,
+    log=lambda translation: ToolLog(row=trainer_row),
+    target=Target(NAME, "trl.yaml", _fitting, back.start, files=back.files, origin=back.origin, remarks=back.REMARKS),
+)

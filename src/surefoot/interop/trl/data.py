@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from surefoot.config.dump import shown
 from surefoot.families.templates import BY_RECORD, OWN
+from surefoot.interop.backward import never
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
 from surefoot.interop.settings import Refusal, Row, carried, group, joint, number, text
@@ -37,8 +38,10 @@ _KEYS = {  # of an entry; alignment-handbook's names -> TRL's
 OWN_EOS = carried("eos_token", None, "tokenizer.eos", None, "checked: with another EOS the run is refused", type=text)
 # Settings that alignment-handbook's scripts add to TRL's.
 HANDBOOK: tuple[Row, ...] = (
-    joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group),
-    joint("chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text),
+    joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group, back=never),
+    joint(
+        "chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text, back=never
+    ),
 )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from surefoot.interop.backward import Ours, differs, equals, never, reverse, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal, Row, all_listed, carried, joint, listed, number, refused, text, whole
-from surefoot.interop.trl.rewards import set_rewards
+from surefoot.interop.trl.rewards import set_rewards, written, written_model, written_weights
 from surefoot.method_facts.losses import GROUP_LOSSES
 
 _LEAVE = "leave it out"
@@ -36,13 +37,45 @@ def _scale(value: Any) -> str:
     return _SCALES[value]
 
 
+def _scale_of(ours: Ours) -> str | None:
+    own = ours["grpo.scale"]
+    wanted = GROUP_LOSSES[ours["grpo.loss"]].scale if own == "auto" else own
+    return next((theirs for theirs, mine in _SCALES.items() if mine == wanted and isinstance(theirs, str)), None)
+
+
+def _clip(ours: Ours, side: str) -> float | None:
+    """TRL's epsilon: of a loss that weighs by the ratio, the bound of the ratio itself."""
+    own = ours[f"grpo.clip_{side}"]
+    facts = GROUP_LOSSES[ours["grpo.loss"]]
+    value = facts.clip[side == "high"] if own == "auto" else own
+    return value + 1 if value is not None and facts.weighs else value
+
+
+def _prompt_length(ours: Ours) -> int | None:
+    limit = ours["data.max_length"]
+    return limit - ours["grpo.max_new_tokens"] if isinstance(limit, int) else None
+
+
 _SHARED: tuple[Row, ...] = (
     carried("learning_rate", 1e-6, "optim.lr"),
-    carried("disable_dropout", False, "model.dropout", _dropped),
+    carried("disable_dropout", False, "model.dropout", _dropped, back=differs("model.dropout", "own")),
     listed("shuffle_dataset", True, "every epoch is shuffled with the seed"),
-    joint("reward_funcs", None, ("grpo.rewards", "grpo.overlong"), "TRL's own, or MODULE.FUNCTION, which is read"),
-    joint("reward_model_name_or_path", None, ("grpo.rewards",), "a sequence classifier with one label", type=text),
-    joint("reward_weights", None, ("grpo.rewards",)),
+    joint(
+        "reward_funcs",
+        None,
+        ("grpo.rewards", "grpo.overlong"),
+        "TRL's own, or MODULE.FUNCTION, which is read",
+        back=lambda ours: written(ours, models=False),
+    ),
+    joint(
+        "reward_model_name_or_path",
+        None,
+        ("grpo.rewards",),
+        "a sequence classifier with one label",
+        type=text,
+        back=written_model,
+    ),
+    joint("reward_weights", None, ("grpo.rewards",), back=written_weights),
     listed("num_generations_eval", None, "evaluation answers each prompt greedily; grpo.eval_answers draws more"),
     joint(
         "max_completion_length",
@@ -52,28 +85,54 @@ _SHARED: tuple[Row, ...] = (
         null=Refusal("null sets no limit to answers", "set one"),
     ),
     joint(
-        "max_prompt_length", None, ("data.max_length",), "of earlier versions; longer prompts are left out", type=whole
+        "max_prompt_length",
+        None,
+        ("data.max_length",),
+        "of earlier versions; longer prompts are left out",
+        type=whole,
+        back=_prompt_length,
     ),
-    joint("generation_batch_size", None, ("grpo.rollout_batches",), "a multiple of a step's answers", type=whole),
-    joint("steps_per_generation", None, ("grpo.rollout_batches",), "micro-batches; a multiple of a step", type=whole),
+    joint(
+        "generation_batch_size",
+        None,
+        ("grpo.rollout_batches",),
+        "a multiple of a step's answers",
+        type=whole,
+        back=lambda ours: ours["batch.size"] * ours["grpo.rollout_batches"],
+    ),
+    joint(
+        "steps_per_generation",
+        None,
+        ("grpo.rollout_batches",),
+        "micro-batches; a multiple of a step",
+        type=whole,
+        back=never,
+    ),
     carried("num_iterations", 1, "grpo.epochs"),
     carried("temperature", 1.0, "grpo.temperature"),
     joint("top_p", 1.0, ("grpo.top_p",)),
-    joint("top_k", 0, ("grpo.top_k",), null=0),
+    joint("top_k", 0, ("grpo.top_k",), null=0, back=lambda ours: ours["grpo.top_k"] or 0),
     refused("min_p", None, "surefoot draws by top_p and top_k", _LEAVE, same=(0,)),
     refused("repetition_penalty", 1.0, "a penalty would change the probabilities that the loss compares", _LEAVE),
     refused("generation_kwargs", None, "surefoot draws by temperature, top_p and top_k", _LEAVE, same=({},)),
     refused("chat_template_kwargs", None, "surefoot's templates take no settings", _LEAVE, same=({},)),
-    joint("epsilon", 0.2, ("grpo.clip_low", "grpo.clip_high")),
-    joint("epsilon_high", None, ("grpo.clip_high",), "epsilon if not given", type=number),
-    joint("mask_truncated_completions", False, ("grpo.overlong",)),
+    joint("epsilon", 0.2, ("grpo.clip_low", "grpo.clip_high"), back=lambda ours: _clip(ours, "low")),
+    joint(
+        "epsilon_high",
+        None,
+        ("grpo.clip_high",),
+        "epsilon if not given",
+        type=number,
+        back=lambda ours: _clip(ours, "high"),
+    ),
+    joint("mask_truncated_completions", False, ("grpo.overlong",), back=equals("grpo.overlong", "mask")),
     refused("sync_ref_model", False, "surefoot's reference model never changes", _LEAVE),
     *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
-    joint("use_vllm", False, ("grpo.engine",)),
-    joint("vllm_mode", "colocate", ("grpo.engine",), type=text),
+    joint("use_vllm", False, ("grpo.engine",), back=equals("grpo.engine", "vllm")),
+    joint("vllm_mode", "colocate", ("grpo.engine",), type=text, back=reverse("grpo.engine", {"server": "vllm"})),
     joint("vllm_server_base_url", None, ("grpo.vllm_url",), type=text),
-    joint("vllm_server_host", "0.0.0.0", ("grpo.vllm_url",), type=text),
-    joint("vllm_server_port", 8000, ("grpo.vllm_url",)),
+    joint("vllm_server_host", "0.0.0.0", ("grpo.vllm_url",), type=text, back=never),
+    joint("vllm_server_port", 8000, ("grpo.vllm_url",), back=never),
     refused("vllm_structured_outputs_regex", None, "surefoot restricts no answers to a pattern", _LEAVE),
     *all_listed(
         "is for the server, which has flags of its own",
@@ -106,9 +165,30 @@ GRPO_ROWS: tuple[Row, ...] = (
     carried("num_generations", 8, "grpo.group"),
     joint("beta", 0.0, ("grpo.kl",)),
     joint("use_bias_correction_kl", True, ("grpo.kl_by_ratio",), "where beta is not 0"),
-    joint("loss_type", "dapo", ("grpo.loss",), f"{', '.join(_LOSSES[:-1])} or {_LOSSES[-1]}", type=text),
-    joint("importance_sampling_level", "token", ("grpo.loss",), "sequence with loss_type: grpo is gspo", type=text),
-    joint("scale_rewards", "group", ("grpo.scale",), "group (or true), batch, none (or false)", type=_scale),
+    joint(
+        "loss_type",
+        "dapo",
+        ("grpo.loss",),
+        f"{', '.join(_LOSSES[:-1])} or {_LOSSES[-1]}",
+        type=text,
+        back=lambda ours: "grpo" if ours["grpo.loss"] == "gspo" else ours["grpo.loss"],
+    ),
+    joint(
+        "importance_sampling_level",
+        "token",
+        ("grpo.loss",),
+        "sequence with loss_type: grpo is gspo",
+        type=text,
+        back=reverse("grpo.loss", {"sequence": "gspo"}),
+    ),
+    joint(
+        "scale_rewards",
+        "group",
+        ("grpo.scale",),
+        "group (or true), batch, none (or false)",
+        type=_scale,
+        back=_scale_of,
+    ),
     refused("multi_objective_aggregation", "sum_then_normalize", "surefoot adds scores up first", _LEAVE),
     refused("delta", None, "surefoot's ratio has one bound on each side", _LEAVE),
     refused("top_entropy_quantile", 1.0, "surefoot learns from all tokens", _LEAVE),
@@ -132,8 +212,20 @@ GRPO_ROWS: tuple[Row, ...] = (
         vespo_k_neg=3.0,
         vespo_lambda_neg=2.0,
     ),
-    joint("vllm_importance_sampling_correction", True, ("grpo.correction",), "with a server"),
-    joint("vllm_importance_sampling_mode", "sequence_mask", ("grpo.correction",), type=text),
+    joint(
+        "vllm_importance_sampling_correction",
+        True,
+        ("grpo.correction",),
+        "with a server",
+        back=differs("grpo.correction", "none"),
+    ),
+    joint(
+        "vllm_importance_sampling_mode",
+        "sequence_mask",
+        ("grpo.correction",),
+        type=text,
+        back=unless("grpo.correction", "none"),
+    ),
     joint("vllm_importance_sampling_clip_max", 3.0, ("grpo.correction_high",), type=number),
     joint("vllm_importance_sampling_clip_min", None, ("grpo.correction_low",), type=number),
     refused("max_tool_calling_iterations", None, "a config of TRL has no tools", _LEAVE),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from surefoot.interop import trainer
+from surefoot.interop.backward import differs, equals, longest_or_null, never, pair_losses, reverse, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import (
     ALL_POSITIONS,
@@ -24,6 +25,7 @@ from surefoot.interop.settings import (
     text,
     whole,
 )
+from surefoot.interop.trl import back
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, selected_columns, set_sources, set_template, template_settings
 from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
 
@@ -39,8 +41,8 @@ def _dropped(value: bool) -> float | str:
 
 _CUTS = "surefoot cuts the prompt's beginning first, down to a quarter of the length, then the answer's end"
 _ALL: tuple[Row, ...] = (
-    carried("disable_dropout", True, "model.dropout", _dropped),
-    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS),
+    carried("disable_dropout", True, "model.dropout", _dropped, back=differs("model.dropout", "own")),
+    joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS, back=longest_or_null),
     refused("truncation_mode", "keep_start", _CUTS, "leave it out"),
 )
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
@@ -50,7 +52,10 @@ _REFERENCE: tuple[Row, ...] = (
     listed("precompute_ref_batch_size", None, "affects speed only, not results"),
 )
 _TOGETHER = "prompt and answer are truncated together, to max_length: prompts lose their beginning only then"
-_HANDBOOK: tuple[Row, ...] = (*HANDBOOK, joint("max_prompt_length", None, ("data.max_length",), _TOGETHER, type=whole))
+_HANDBOOK: tuple[Row, ...] = (
+    *HANDBOOK,
+    joint("max_prompt_length", None, ("data.max_length",), _TOGETHER, type=whole, back=never),
+)
 _OLDER: tuple[Row, ...] = (
     refused("max_completion_length", None, "prompt and answer are truncated together (max_length)", _LEAVE),
     *_HANDBOOK,
@@ -65,9 +70,21 @@ _DPO: tuple[Row, ...] = (
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
     listed("label_smoothing", 0.0, "TRL does not apply it to sigmoid, ipo and hinge"),
-    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft"),
-    joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1"),
-    joint("precompute_ref_log_probs", False, ("alignment.reference",)),
+    joint(
+        "loss_type",
+        ["sigmoid"],
+        ("alignment.loss", "alignment.sft"),
+        "sigmoid, ipo or hinge, optionally with sft",
+        back=pair_losses,
+    ),
+    joint(
+        "loss_weights",
+        None,
+        ("alignment.sft",),
+        "weight of sft; the other loss has weight 1",
+        back=lambda ours: [1.0, ours["alignment.sft"]] if ours["alignment.sft"] else None,
+    ),
+    joint("precompute_ref_log_probs", False, ("alignment.reference",), back=equals("alignment.reference", "cached")),
     refused("ld_alpha", None, "surefoot's losses weight all tokens of an answer equally", _LEAVE),
     refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL", _LEAVE),
     listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
@@ -92,8 +109,8 @@ _KTO: tuple[Row, ...] = (
 _REWARD: tuple[Row, ...] = (
     *_ALL,
     carried("learning_rate", 1e-4, "optim.lr"),
-    carried("center_rewards_coefficient", None, "reward.center", type=number),
-    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    carried("center_rewards_coefficient", None, "reward.center", type=number, back=unless("reward.center", 0)),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text, back=back.template_file),
     listed("lora_task_type", "CAUSAL_LM", "the value head always trains beside the adapter"),
     OWN_EOS,
 )
@@ -104,8 +121,20 @@ _CPO: tuple[Row, ...] = (
     *_OLDER,
     carried("beta", 0.1, "alignment.beta"),
     joint("label_smoothing", 0.0, ("alignment.label_smoothing",), "loss_type: sigmoid only"),
-    joint("loss_type", "sigmoid", ("alignment.loss",), "sigmoid is CPO, simpo SimPO", type=text),
-    joint("cpo_alpha", 1.0, ("alignment.sft",)),
+    joint(
+        "loss_type",
+        "sigmoid",
+        ("alignment.loss",),
+        "sigmoid is CPO, simpo SimPO",
+        type=text,
+        back=reverse("alignment.loss", {"sigmoid": "cpo", "simpo": "simpo"}),
+    ),
+    joint(
+        "cpo_alpha",
+        1.0,
+        ("alignment.sft",),
+        back=lambda ours: ours["alignment.sft"] + (ours["alignment.loss"] == "cpo"),
+    ),
     joint("simpo_gamma", 0.5, ("alignment.margin",), "loss_type: simpo only"),
     refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
 )
@@ -113,7 +142,7 @@ _COLLATOR = "GKD's collator does not read it"
 _GKD: tuple[Row, ...] = (
     *_ALL,
     carried("learning_rate", 2e-5, "optim.lr"),
-    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text),
+    joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text, back=back.template_file),
     joint("teacher_model_name_or_path", None, ("distill.teacher",), type=text),
     refused("teacher_model_init_kwargs", None, "surefoot passes no extra arguments when loading", _LEAVE, same=({},)),
     joint("lmbda", 0.5, ("distill.on_policy",)),

@@ -10,6 +10,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.config.methods import RewardTerm
+from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
 from surefoot.system.errors import InputError
@@ -62,6 +64,37 @@ def set_rewards(draft: Draft, functions: str, weights: str, model: str | None, l
         reasons += [why] if why else []
     words = (functions, *([model] if model is not None else []))
     draft.set("grpo.rewards", terms, *words, weights, why="; ".join(dict.fromkeys(reasons)))
+
+
+def written(ours: Ours, *, models: bool) -> list[str] | None:
+    """Return TRL's names of the rewards that it has, None for none. models: also of those that are models."""
+    terms = [term for term in ours["grpo.rewards"] if models or not _is_model(term)]
+    found = [name for term in terms if (name := _name(term))]
+    return found + ([SOFT_OVERLONG] if ours["grpo.overlong"] == "penalise" else []) or None
+
+
+def written_model(ours: Ours) -> str | None:
+    """Return the reward model that comes first, as TRL has one before all functions."""
+    first = next(iter(ours["grpo.rewards"]), None)
+    return _name(first) if first is not None and _is_model(first) else None
+
+
+def written_weights(ours: Ours) -> list[float] | None:
+    shares = [term["weight"] for term in ours["grpo.rewards"] if _name(term)]
+    return None if all(share == 1 for share in shares) else shares
+
+
+def _is_model(term: Mapping[str, Any]) -> bool:
+    return RewardTerm.model_validate(term).is_model
+
+
+def _name(term: Mapping[str, Any]) -> str | None:
+    said = {key: value for key, value in term.items() if value is not None and key != "weight"}
+    path, _, function = said["name"].rpartition(":")
+    if said.get("convention") == "trl":
+        return f"{path.removesuffix('.py').replace('/', '.')}.{function}"
+    own = next((name for name, (mine, _) in _OWN.items() if mine == said), None)
+    return said["name"].removeprefix("./") if _is_model(said) else own
 
 
 def _set_overlong(draft: Draft, functions: str, share: float, limit: Any) -> None:

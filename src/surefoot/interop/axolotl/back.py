@@ -1,0 +1,186 @@
+"""Write surefoot's sources, template and method as Axolotl's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.config.sections import PATTERN
+from surefoot.families.templates import OWN, OWN_OR, is_jinja
+from surefoot.interop import backward
+from surefoot.interop.axolotl.layouts import kinds, read_layout
+from surefoot.interop.backward import Ours, processes, variables
+from surefoot.interop.shared_rules import written_split
+from surefoot.system.locations import data_kind
+
+# Axolotl's chat_template -> (surefoot template, bos.prepend). Its other templates have no equal here.
+TEMPLATES: Mapping[str, tuple[str, str]] = {
+    "tokenizer_default": (OWN, "tokenizer"),
+    "chatml": ("chatml", "off"),
+    "llama3": ("llama3", "on"),
+    "alpaca": ("axolotl-alpaca", "on"),
+    "gemma": ("gemma", "on"),
+    "gemma3": ("gemma", "on"),
+    "phi_3": ("axolotl-phi_3", "on"),
+    "phi_35": ("axolotl-phi_3", "off"),
+    "qwen_25": ("qwen", "off"),
+    "falcon_h1": ("chatml", "on"),
+}
+ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
+FALLBACK = "tokenizer_default_fallback_"
+_STACKED = "experts."
+_SHAREGPT = {"field_messages": "conversations", "message_property_mappings": {"role": "from", "content": "value"}}
+
+
+def template(ours: Ours) -> str | None:
+    """Axolotl's name of the template; jinja for one in a file or in the config."""
+    name, begins = ours["data.template"], ours["bos.prepend"]
+    if is_jinja(name) or name.endswith(".jinja"):
+        return "jinja"
+    fallback, name = (FALLBACK, name.removeprefix(OWN_OR)) if name.startswith(OWN_OR) else ("", name)
+    same = [theirs for theirs, (mine, _) in TEMPLATES.items() if mine == name]
+    found = next((theirs for theirs in same if TEMPLATES[theirs][1] == begins), next(iter(same), None))
+    return f"{fallback}{found}" if found and name != OWN else None
+
+
+def jinja(ours: Ours) -> str | None:
+    return ours["data.template"] if template(ours) == "jinja" else None
+
+
+def train(ours: Ours) -> list[dict[str, Any]]:
+    return [_entry(ours, source, "train") for source in ours.train]
+
+
+def held_out(ours: Ours) -> list[dict[str, Any]] | None:
+    return [_entry(ours, source, "test") for source in ours.eval] or None
+
+
+def _entry(ours: Ours, source: dict[str, Any], usual: str) -> dict[str, Any]:
+    where = written_split({"split": usual, **source})
+    said = {"name": source.get("subset"), "revision": source.get("revision")}
+    said["split"] = None if where == usual and data_kind(source["path"]) else where
+    found = {"path": source["path"], **{key: value for key, value in said.items() if value is not None}}
+    return found | _kind(ours, source)
+
+
+def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
+    columns: Mapping[str, str] = source.get("columns", {})
+    if ours.facts.rollouts:
+        return {}
+    if not ours.facts.learns_tokens:
+        return {"type": _compared(ours, columns)} | _fields(columns)
+    if source["format"] == "text" or ours.facts.plain_texts:
+        return {"type": "completion"} | ({"field": columns["text"]} if "text" in columns else {})
+    turns = columns.get("conversations" if source["format"] == "sharegpt" else "messages")
+    named = {"field_messages": turns} if turns else {}
+    if source["format"] == "sharegpt":
+        return {"type": "chat_template", **_SHAREGPT, **named}
+    if source["format"] == "messages":
+        return {"type": "chat_template", **named}
+    return {"type": next((kind for kind, mine in ALPACA.items() if mine == ours["data.template"]), "alpaca")}
+
+
+def _compared(ours: Ours, columns: Mapping[str, str]) -> str:
+    """Return the type with this template and these columns, else the one that leaves both to other settings."""
+    for kind in kinds(ours["stage"]):
+        layout = read_layout(ours["stage"], {"type": kind})
+        if layout.template == ours["data.template"] and dict(layout.columns) == columns:
+            return kind
+    return next((one for one in kinds(ours["stage"]) if one.endswith(".chat_template")), "chat_template.default")
+
+
+def _fields(columns: Mapping[str, str]) -> dict[str, str]:
+    return {f"field_{name}": own for name, own in columns.items() if name in ("messages", "chosen", "rejected")}
+
+
+def modules(ours: Ours) -> Any:
+    """lora_target_modules, which may be one pattern."""
+    named = ours["adapter.targets"]
+    if not isinstance(named, list):
+        return None
+    pattern = next((one.removeprefix(PATTERN) for one in named if one.startswith(PATTERN)), None)
+    return pattern or [one for one in named if not one.startswith(_STACKED)] or None
+
+
+def parameters(ours: Ours) -> list[str] | None:
+    """lora_target_parameters: experts that are stacked in one tensor."""
+    named = ours["adapter.targets"]
+    return [one for one in named if one.startswith(_STACKED)] or None if isinstance(named, list) else None
+
+
+def processor(ours: Ours) -> str | None:
+    sees = ours["vision.tower"] == "trained" or ours["data.max_pixels"] is not None
+    return "AutoProcessor" if sees else None
+
+
+def _rows_in_one(ours: Ours) -> int:
+    """Rows of sequence_len that are joined into one of batch.row_tokens."""
+    tokens, limit = ours["batch.row_tokens"], ours["data.max_length"]
+    return tokens // limit if tokens and isinstance(limit, int) and tokens % limit == 0 else 1
+
+
+def micro(ours: Ours) -> int:
+    return _rows_in_one(ours) if ours["batch.row_tokens"] else backward.micro(ours)
+
+
+def real_batches(ours: Ours) -> bool | None:
+    return False if _rows_in_one(ours) > 1 else None
+
+
+def longest(ours: Ours) -> int | None:
+    return ours["data.max_length"] if _rows_in_one(ours) > 1 else backward.longest(ours)
+
+
+def schedule(ours: Ours) -> str | None:
+    """lr_scheduler, whose cosine has its floor in a setting of its own."""
+    return "cosine" if ours["optim.schedule"] == "cosine" else backward.schedule(ours)
+
+
+def floor(ours: Ours) -> float | None:
+    return ours["optim.floor"] or None if ours["optim.schedule"] == "cosine" else None
+
+
+def warmup_steps(ours: Ours) -> float | None:
+    return 0 if not ours["optim.warmup"] else backward.length("optim.warmup", "steps")(ours)
+
+
+def adapter(ours: Ours) -> str | None:
+    return None if ours["adapter"] is None else "qlora" if ours["precision.base"] == "nf4" else "lora"
+
+
+def tokens(ours: Ours) -> dict[str, str] | None:
+    said = {f"{role}_token": ours[f"tokenizer.{role}"] for role in ("pad", "bos", "eos", "unk")}
+    return {name: token for name, token in said.items() if token not in (None, "auto", "add")} or None
+
+
+def method(ours: Ours) -> str | None:
+    """rl"""
+    stage, loss = ours["stage"], ours["alignment.loss"]
+    compared = loss if loss in ("ipo", "orpo", "simpo") else "dpo"
+    return {"dpo": compared, "kto": "kto", "grpo": "grpo"}.get(stage)
+
+
+def pair_losses(ours: Ours) -> list[str] | None:
+    usual = ours["alignment.loss"] == "sigmoid" and not ours["alignment.sft"]
+    return None if usual or method(ours) != "dpo" else backward.pair_losses(ours)
+
+
+def pair_weights(ours: Ours) -> list[float] | None:
+    return [1.0, ours["alignment.sft"]] if ours["alignment.sft"] and method(ours) == "dpo" else None
+
+
+def qat(ours: Ours) -> dict[str, Any] | None:
+    size = ours["precision.qat_group_size"]
+    asked = {"weight_dtype": "int4", "activation_dtype": "int8", "group_size": size}
+    return asked if ours["precision.qat"] == "int8-int4" else None
+
+
+def sharding(ours: Ours) -> dict[str, Any] | None:
+    """fsdp_config, which alone enables FSDP."""
+    return {"offload_params": ours["parallel.offload"] == "all"} if ours["parallel.engine"] == "fsdp2" else None
+
+
+def start(ours: Ours, method: str, path: str) -> list[str]:
+    count = processes(ours)
+    launch = ["accelerate", "launch", "--num_processes", str(count), "-m", "axolotl.cli.train", path]
+    return [*variables(ours), *(launch if count > 1 else ["axolotl", "train", path])]
