@@ -90,6 +90,7 @@ def begin_checkpoint(
     carried = carried or {}
     saved = {**engine.weights(), **tensors, **carried}
     bad = [name for name, tensor in saved.items() if not is_finite(tensor)]
+    # Summed over the ranks, so that all raise or none: a rank that went on would wait in the next collective.
     if engine.totals([len(bad)])[0]:
         what = f"{len(bad)} tensors are not finite, first {bad[0]}" if bad else "tensors on another rank are not finite"
         raise Diverged(Fault(f"step {state.step}", what, "the last checkpoint is untouched", code="SF-DIVERGED"))

@@ -104,6 +104,7 @@ class Session:
         if not self.ranks.is_first:
             return []
         keys = [self._key(f"{name}/{rank}") for rank in range(self.ranks.world)]
+        # Polled, as in `await_lead`.
         while not self._store.check(keys):
             self._raise_published()
             time.sleep(_POLL)

@@ -102,6 +102,7 @@ class Watchdog:
         looked = time.monotonic()
         while True:
             halt = self._halt.wait(PERIOD)
+            # An orphan gets another parent: the launcher has ended.
             if self._launcher is not None and os.getppid() != self._launcher:
                 self._leave(EnvironmentFault.exit_code)
             if time.monotonic() - looked > self._silent / 2:  # this process was suspended: its observations are stale
@@ -155,6 +156,7 @@ class Watchdog:
                 latest = Heartbeat.from_bytes(store.get(_key(rank)))
                 if not latest.over:
                     return _line(rank, latest, "has ended without an error message", self._host)
+            # By this rank's own clock: those of two machines may differ.
             elif now - self._seen[rank][1] > self._silent:
                 what = f"has not responded for {self._silent:.0f} s: stopped, or disconnected"
                 return _line(rank, beat, what, self._host)

@@ -225,6 +225,7 @@ class PromptBatch(RowsBatch):
 def collate(examples: Sequence[Example], pad_id: int, side: Literal["left", "right"] = "right") -> Batch:
     """Pad examples to the longest one. Left padding adds an attention mask."""
     longest = max(len(example.ids) for example in examples)
+    # int64: torch's embedding and cross entropy take no uint16, as which ids are stored.
     input_ids = np.full((len(examples), longest), pad_id, dtype=np.int64)
     targets = np.full((len(examples), longest), IGNORE, dtype=np.int64)
     mask = np.zeros((len(examples), longest), dtype=np.int64)

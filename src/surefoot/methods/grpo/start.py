@@ -162,6 +162,7 @@ class _Cycle:
         wanted = range(place.rollout, max(place.rollout, min(place.rollout + self.run.config.grpo.ahead, last)) + 1)
         self.memory.keep(wanted)
         missing = [number for number in wanted if number not in self.memory.ahead]
+        # Once for all: rollouts that are made ahead are drawn with these weights too.
         if missing:
             self.engine.follow()
         for number in missing:
