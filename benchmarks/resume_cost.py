@@ -17,8 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bases import Shape, build_base
-from surefoot.report.rows import is_train_row
-from surefoot.report.trainer_log import NAME, read_rows
+from surefoot.report.trainer_log import NAME, is_train_row, read_rows
 
 
 def main() -> None:

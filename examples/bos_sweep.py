@@ -20,9 +20,8 @@ from surefoot.evaluate.norms import measure_model_norms, report_to_json
 from surefoot.report import curves
 from surefoot.report.comparison import overlay_page
 from surefoot.report.curves import Chart, Line
-from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import read_rows
+from surefoot.report.trainer_log import Row, read_rows
 from surefoot.report.views import Table
 from surefoot.system import durable
 from surefoot.system.errors import SurefootError

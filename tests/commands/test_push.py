@@ -241,7 +241,7 @@ def refused_before_training(config: Path, name: str, *overrides: str) -> tuple[i
     return result.exit_code, result.stderr.rstrip().rpartition(" [")[2].removesuffix("]")
 
 
-def check_what_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, whole = finished.parent / "run.yaml", ("adapter=null", f"output={finished.parent / 'other'}")
     hub.add("models", "me/open", {"README.md": "x"})
     for name, overrides, refusal in (
@@ -258,12 +258,8 @@ def check_what_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatc
     assert refused_before_training(config, NAME, *whole)[0] == 3
 
 
-def test_train_asks_before_step_1(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_what_train_asks_before_step_1(hub, finished, monkeypatch)
-
-
 def test_twin_that_asks_at_the_end(hub: HubStub, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "check_push", lambda config, name: None)
     monkeypatch.setattr("surefoot.runs.run.train_run", lambda *_, **__: 75)
     with pytest.raises(AssertionError):
-        check_what_train_asks_before_step_1(hub, finished, monkeypatch)
+        test_train_asks_before_step_1(hub, finished, monkeypatch)

@@ -11,7 +11,7 @@ from helpers.fork_server import ForkServer
 from helpers.tiny_models import tiny_llama
 from surefoot.config.resume_policy import POLICIES
 from surefoot.data.batching.order import split
-from surefoot.report.rows import PROFILED, TIMING_FIELDS
+from surefoot.report.trainer_log import PROFILED, TIMING_FIELDS
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE, STOPPED_EXIT_CODE, SurefootError
 
 PAGE = ROOT / "docs" / "run-folder.md"

@@ -84,7 +84,7 @@ def test_a_machine_without_known_links_is_refused(forecast):
     assert [(one.where, one.code) for one in caught.value.faults] == [("--hardware", "SF-USE-FLAG")]
 
 
-def check_document(forecast):
+def test_the_document_has_these_tables(forecast):
     text = DOCUMENT.read_text(encoding="utf-8")
     for size in ("8B", "70B"):
         for adapter in (FULL, LORA):
@@ -92,14 +92,10 @@ def check_document(forecast):
             assert f"---|\n{rows}\n" in text.replace("--- |", "---|"), (size, adapter)
 
 
-def test_the_document_has_these_tables(forecast):
-    check_document(forecast)
-
-
 def test_twin_with_another_efficiency_it_would_not(forecast, monkeypatch):
     monkeypatch.setattr(module, "EFFICIENCY", 0.5)
     with pytest.raises(AssertionError):
-        check_document(forecast)
+        test_the_document_has_these_tables(forecast)
 
 
 # Dense products of 16 bits with sums in fp32, in 1e12: where a datasheet has them with sparsity, that figure halved.

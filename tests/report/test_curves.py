@@ -55,7 +55,7 @@ def test_twin_a_zero_in_place_of_a_gap_is_noticed(monkeypatch):
         test_what_is_not_finite_is_a_gap_and_never_a_number()
 
 
-def check_spikes_survive():
+def test_thinning_keeps_extremes_and_gaps_in_order():
     points = [(step, 1.0) for step in range(20_000)]
     points[777], points[15_001], points[9_999] = (777, 50.0), (15_001, -50.0), (9_999, None)
     kept = thin(points, 2000)
@@ -64,14 +64,10 @@ def check_spikes_survive():
     assert list(kept) == sorted(kept, key=lambda point: point[0])
 
 
-def test_thinning_keeps_extremes_and_gaps_in_order():
-    check_spikes_survive()
-
-
 def test_twin_taking_every_nth_point_loses_them(monkeypatch):
     monkeypatch.setattr(curves, "_extremes", lambda stretch: [stretch[0]])
     with pytest.raises(AssertionError):
-        check_spikes_survive()
+        test_thinning_keeps_extremes_and_gaps_in_order()
 
 
 def test_a_short_line_is_left_as_it_is():

@@ -12,8 +12,7 @@ from helpers.toy_model import save_checkpoint, settings, toy_batches, toy_engine
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver
 from surefoot.report.pace import Pace, clock_seconds
-from surefoot.report.rows import is_eval_row, is_train_row, without_timing
-from surefoot.report.trainer_log import NAME, cut_to_step, read_rows
+from surefoot.report.trainer_log import NAME, cut_to_step, is_eval_row, is_train_row, read_rows, without_timing
 from surefoot.system.errors import Diverged
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL

@@ -366,16 +366,12 @@ def test_the_id_of_an_earlier_session_is_kept_where_the_start_fails(facts: RunFa
     assert trackers.ids == {"flaky": "old"}
 
 
-def check_nothing_is_lost(facts: RunFacts) -> None:
+def test_a_failure_is_said_once_and_its_rows_are_tried_again(facts: RunFacts) -> None:
     tracker = Flaky(fail=2)
     (text,) = session(facts, tracker)
     assert (text.split()[0], gives(text, "TimeoutError")) == ("flaky", True)
     assert tracker.seen == [1, 2, 3, 4]
     assert tracker.status == "finished"
-
-
-def test_a_failure_is_said_once_and_its_rows_are_tried_again(facts: RunFacts) -> None:
-    check_nothing_is_lost(facts)
 
 
 def test_twin_without_a_second_try_rows_are_lost(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +380,7 @@ def test_twin_without_a_second_try_rows_are_lost(facts: RunFacts, monkeypatch: p
 
     monkeypatch.setattr(fan_out._Thread, "_send", send)
     with pytest.raises(AssertionError):
-        check_nothing_is_lost(facts)
+        test_a_failure_is_said_once_and_its_rows_are_tried_again(facts)
 
 
 def test_a_tracker_that_keeps_failing_is_left_alone(facts: RunFacts) -> None:

@@ -33,7 +33,7 @@ def tiles(status, results=RESULTS):
     return {one.name: (one.value, one.note) for one in views.figures(ROWS, status, results)}
 
 
-def check_against_the_terminal(tmp_path):
+def test_a_finished_run_says_the_same_as_the_terminal(tmp_path):
     lines = finished(
         tmp_path, RESULTS, step=60, total_steps=60, early=False, here=TOOK, whole=TOOK, best_step=20, skipped=0
     )
@@ -45,15 +45,11 @@ def check_against_the_terminal(tmp_path):
     assert gives(shown["evaluation loss"][1], 20)
 
 
-def test_a_finished_run_says_the_same_as_the_terminal(tmp_path):
-    check_against_the_terminal(tmp_path)
-
-
 def test_twin_the_newest_figures_are_others(tmp_path, monkeypatch):
     honest = views.figures
     monkeypatch.setattr(views, "figures", lambda rows, status, results: honest(rows, status, {}))
     with pytest.raises(AssertionError):
-        check_against_the_terminal(tmp_path)
+        test_a_finished_run_says_the_same_as_the_terminal(tmp_path)
 
 
 @pytest.mark.parametrize("status", ["running", "stopped"])

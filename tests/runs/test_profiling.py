@@ -21,8 +21,7 @@ from surefoot.report import profile as profile_picture
 from surefoot.report.html import write_report
 from surefoot.report.profile import _LONGEST, ProfileReport, _fitted, disturbance, headline, notes, profile_table
 from surefoot.report.record import read_run
-from surefoot.report.rows import without_timing
-from surefoot.report.trainer_log import read_rows
+from surefoot.report.trainer_log import read_rows, without_timing
 from surefoot.report.views import memory_forecast
 from surefoot.runs import profiling
 from surefoot.runs.profiling import Arithmetic, Phases, step_work

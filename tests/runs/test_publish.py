@@ -37,7 +37,7 @@ def test_the_best_is_published_where_it_is_asked_for(run):
     assert chosen_step(run, RunState(step=4), keep_best=True) == (4, [])
 
 
-def check_a_damaged_best(run):
+def test_a_damaged_best_is_not_published_and_named(run):
     damage(run / "checkpoint-2")
     step, cautions = chosen_step(run, ENDED, keep_best=True)
     assert step == 4
@@ -45,14 +45,10 @@ def check_a_damaged_best(run):
     assert gives(cautions[1], "checkpoint-4")
 
 
-def test_a_damaged_best_is_not_published_and_named(run):
-    check_a_damaged_best(run)
-
-
 def test_twin_without_verification_it_would_be(run, monkeypatch):
     monkeypatch.setattr(module, "verify_checkpoint", lambda folder: [])
     with pytest.raises(AssertionError):
-        check_a_damaged_best(run)
+        test_a_damaged_best_is_not_published_and_named(run)
 
 
 @pytest.mark.parametrize("best", [None, Best(2, 0.5), Best(4, 0.5)])

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from helpers.toy_model import bits, same_bits, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from helpers.trained_runs import heron_folder, heron_trained
 from surefoot.commands.main import main
-from surefoot.report.rows import without_timing
-from surefoot.report.trainer_log import read_rows
+from surefoot.report.trainer_log import read_rows, without_timing
 from surefoot.report.wording import profile_line
 from surefoot.training.profile import PARTS, TRACED, WARM_UP, Stopwatch, Window, phases, unwatched
 from surefoot.training.report import StepProfile

@@ -17,7 +17,7 @@ from surefoot.system.folders import require_run
 
 if TYPE_CHECKING:
     from surefoot.report.comparison import Comparison
-    from surefoot.report.rows import Row
+    from surefoot.report.trainer_log import Row
 
 _RUN = click.Path(exists=True, file_okay=False, path_type=Path)
 

@@ -89,7 +89,7 @@ class Records:
     seen: tuple[str, ...]
 
 
-def propose(model: str, data: str, output: str | None = None, *, schema: str, stage: str | None = None) -> str:
+def propose(model: str, data: str, *, schema: str, stage: str | None = None) -> str:
     """Return the text of a config for a model (folder or hub id) and data (file, folder or hub id).
 
     schema: path of the schema, named in the first line for editors.
@@ -99,7 +99,7 @@ def propose(model: str, data: str, output: str | None = None, *, schema: str, st
     """
     from surefoot.runs.make_plan import make_plan
 
-    required = {"stage": "sft", "model": model, "data": {"train": data}, "output": output or _run_folder(model, data)}
+    required = {"stage": "sft", "model": model, "data": {"train": data}, "output": _run_folder(model, data)}
     # Checked before the data are opened, so that a wrong path is one line.
     check_config(required)
     records = _look_at(data, stage)

@@ -39,7 +39,7 @@ from surefoot.methods.rollouts import DRAWN_AT_ONCE
 from surefoot.methods.waiting import Waits
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.report.intervals import mean_interval
-from surefoot.report.rows import finite
+from surefoot.report.trainer_log import finite
 from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError

@@ -245,8 +245,8 @@ def _panel(name: str, tensor: torch.Tensor) -> Panel:
     return Panel(title, block_rms(values), (values.shape[0], values.shape[1]), axes)
 
 
-def block_rms(matrix: torch.Tensor, cells: int = _CELLS) -> np.ndarray:
-    """Reduce [rows, columns] to at most cells x cells blocks, each the root of its mean square."""
-    size = min(matrix.shape[0], cells), min(matrix.shape[1], cells)
+def block_rms(matrix: torch.Tensor) -> np.ndarray:
+    """Reduce [rows, columns] to at most `_CELLS` x `_CELLS` blocks, each the root of its mean square."""
+    size = min(matrix.shape[0], _CELLS), min(matrix.shape[1], _CELLS)
     squares = matrix.float().square()[None, None]
     return torch.nn.functional.adaptive_avg_pool2d(squares, size)[0, 0].sqrt().numpy()

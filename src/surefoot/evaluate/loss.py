@@ -37,7 +37,7 @@ from surefoot.planning.attention import mask_reason
 from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, TokenizerPlan
-from surefoot.report.rows import finite
+from surefoot.report.trainer_log import finite
 from surefoot.runs.revisions import pin, saved_commits
 from surefoot.runs.run_folder import DATA
 from surefoot.system.errors import Fault, InputError

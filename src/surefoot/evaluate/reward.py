@@ -24,7 +24,7 @@ from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking
 from surefoot.report.calibration import CALIBRATION, calibration_bins, calibration_error
-from surefoot.report.rows import finite
+from surefoot.report.trainer_log import finite
 from surefoot.system.errors import Fault, InputError
 from surefoot.training.evaluation import evaluate_loss
 from surefoot.training.report import EvalReport

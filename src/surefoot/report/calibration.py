@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefoot.report.pictures.plots import finish_axes, png
-from surefoot.report.rows import Row
+from surefoot.report.trainer_log import Row
 from surefoot.report.views import Table
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from surefoot.planning.plan import Difference
 from surefoot.report.curves import Chart, thinned, to_json
 from surefoot.report.html import render
 from surefoot.report.pictures.plots import evenly
-from surefoot.report.rows import Row, is_eval_row, without_timing
+from surefoot.report.trainer_log import Row, is_eval_row, without_timing
 from surefoot.report.views import Table
 from surefoot.report.wording import duration_text, number
 from surefoot.system.messages import counted, size_text

@@ -20,7 +20,7 @@ from surefoot.report.pictures.plots import (
     metric_quantities,
     smooth,
 )
-from surefoot.report.rows import Row, is_train_row, step_metrics
+from surefoot.report.trainer_log import Row, is_train_row, step_metrics
 from surefoot.system.messages import GIB
 
 Point = tuple[int, float | None]  # optimizer step, value
@@ -142,10 +142,10 @@ def without_still(charts: Sequence[Chart]) -> tuple[list[Chart], list[str]]:
     return changing, still
 
 
-def thinned(charts: Sequence[Chart], most: int = MOST_POINTS) -> list[Chart]:
-    """The same charts with at most `most` points per line."""
+def thinned(charts: Sequence[Chart]) -> list[Chart]:
+    """The same charts with at most `MOST_POINTS` points per line."""
     return [
-        replace(chart, lines=tuple(replace(line, points=thin(line.points, most)) for line in chart.lines))
+        replace(chart, lines=tuple(replace(line, points=thin(line.points, MOST_POINTS)) for line in chart.lines))
         for chart in charts
     ]
 

@@ -21,8 +21,7 @@ from surefoot.report.flight import FlightRing
 from surefoot.report.log_copies import LOGS
 from surefoot.report.pace import Pace, Timing, clock_seconds
 from surefoot.report.progress import Progress, is_logged
-from surefoot.report.rows import Position, Row, eval_row, is_eval_row, train_row
-from surefoot.report.trainer_log import NAME, append_row
+from surefoot.report.trainer_log import NAME, Position, Row, append_row, eval_row, is_eval_row, train_row
 from surefoot.system import durable
 from surefoot.system.errors import Diverged, EnvironmentFault
 from surefoot.system.messages import counted

@@ -119,10 +119,10 @@ def part_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
         yield part, _ms(seconds), f"{share:.1%}", _share(shares[part]) if part in shares else ""
 
 
-def operator_rows(report: ProfileReport, most: int = _SHOWN) -> Iterator[tuple[str, str, str, str]]:
+def operator_rows(report: ProfileReport) -> Iterator[tuple[str, str, str, str]]:
     """Yield operator, ms per step, share of all operators, calls per step."""
     total = sum(one.seconds for one in report.operators)
-    for one in report.operators[:most]:
+    for one in report.operators[:_SHOWN]:
         yield one.name, _ms(one.seconds), f"{one.seconds / total:.1%}", f"{one.calls:,.0f}"
 
 

@@ -19,8 +19,8 @@ from surefoot.report import journal, profile
 from surefoot.report.events import ANSWERS, EVENTS, SAMPLES
 from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.results import ALL
-from surefoot.report.rows import Row
 from surefoot.report.trainer_log import NAME as LOG
+from surefoot.report.trainer_log import Row
 from surefoot.system.errors import InputError, IntegrityError
 
 MEMORY_BEFORE = "memory_before"  # key of a rank in environment.json: bytes before the models were loaded; CPU only

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.report.rows import Row, finite, weight_field
+from surefoot.report.trainer_log import Row, finite, weight_field
 from surefoot.system import durable
 from surefoot.training.report import EvalReport, Unit
 from surefoot.training.state import BEFORE_FIRST_STEP, OVERHEADS

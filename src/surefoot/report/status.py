@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from surefoot.report.events import last_of_the_process
 from surefoot.report.journal import Record
-from surefoot.report.rows import Row
+from surefoot.report.trainer_log import Row
 from surefoot.report.wording import duration_text, times
 from surefoot.system.messages import counted, was
 

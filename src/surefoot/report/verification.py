@@ -12,9 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from surefoot.report.log_copies import check_logs, has_copies
-from surefoot.report.rows import without_timing
 from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import read_rows
+from surefoot.report.trainer_log import read_rows, without_timing
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault, InputError, IntegrityError
 from surefoot.system.folders import CERTIFICATE, MANIFEST, is_checkpoint, require_written

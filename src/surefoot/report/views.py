@@ -20,9 +20,9 @@ from surefoot.report.pictures.plots import evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import MEMORY_BEFORE, RunRecord
 from surefoot.report.results import STEP_RATE
-from surefoot.report.rows import Row
 from surefoot.report.status import Status, duration, progress
 from surefoot.report.tables.plan import COVERAGE, choice_rows, coverage_rows, memory_rows
+from surefoot.report.trainer_log import Row
 from surefoot.report.wording import duration_text, shortened
 from surefoot.system.errors import InputError
 from surefoot.system.messages import size_text
@@ -152,15 +152,18 @@ def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
     return shown, max(0, len(events) - _MOST_EVENTS)
 
 
-def marks(events: Sequence[Record], rows: Sequence[Row], most: int = 400) -> list[Record]:
-    """Events to mark on the loss curve, at most `most` of each kind, spread evenly. A best evaluation carries its
+_MARKS = 400  # of each kind, on a curve
+
+
+def marks(events: Sequence[Record], rows: Sequence[Row]) -> list[Record]:
+    """Events to mark on the loss curve, at most `_MARKS` of each kind, spread evenly. A best evaluation carries its
     loss."""
     losses = {row["current_steps"]: curves.number(row["eval_loss"]) for row in rows if "eval_loss" in row}
     kinds = dict.fromkeys(str(event.get("kind", "")) for event in events)
     return [
         {"kind": kind, "step": step} | ({"loss": losses.get(step)} if kind == "best" else {})
         for kind in kinds
-        for step in evenly(sorted({event["step"] for event in events if event.get("kind") == kind}), most)
+        for step in evenly(sorted({event["step"] for event in events if event.get("kind") == kind}), _MARKS)
     ]
 
 

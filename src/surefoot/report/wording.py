@@ -162,13 +162,13 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def sample_text(step: int, prompt: str, answer: str, most: int = 400) -> str:
+def sample_text(step: int, prompt: str, answer: str) -> str:
     """A generated answer under its prompt, indented; long texts are marked as cut."""
-    return f"sample at step {step}\n  prompt: {_indented(prompt, most)}\n  answer: {_indented(answer, most)}"
+    return f"sample at step {step}\n  prompt: {_indented(prompt)}\n  answer: {_indented(answer)}"
 
 
-def _indented(text: str, most: int) -> str:
-    return shortened(text, most).replace("\n", "\n          ")
+def _indented(text: str) -> str:
+    return shortened(text, 400).replace("\n", "\n          ")
 
 
 def shortened(text: str, head: int, tail: int = 0) -> str:

@@ -17,7 +17,7 @@ from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.method import LoadedModels, RewardFunction
 from surefoot.methods.own_functions import identity, name_of, own_function
-from surefoot.report.rows import EVAL_FIELDS
+from surefoot.report.trainer_log import EVAL_FIELDS
 from surefoot.runs.parity.passes import with_stand_ins
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_word

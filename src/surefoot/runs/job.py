@@ -14,7 +14,7 @@ from surefoot.families.files import PROCESSOR_FILES
 from surefoot.methods.method import LoadedModels
 from surefoot.report.log_copies import LogCopies
 from surefoot.report.observer import RunObserver, SilentObserver
-from surefoot.report.rows import trainer_state
+from surefoot.report.trainer_log import trainer_state
 from surefoot.runs.prepared import PreparedRun, make_schedules
 from surefoot.system import durable
 from surefoot.training.activity import Activity

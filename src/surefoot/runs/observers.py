@@ -16,12 +16,11 @@ from surefoot.models.forward import causal_model
 from surefoot.report.console import Console
 from surefoot.report.events import append_event
 from surefoot.report.observer import RunObserver
-from surefoot.report.rows import Row
 from surefoot.report.trackers.adapters import RunFacts as TrackedRun
 from surefoot.report.trackers.adapters import flat_config, make_trackers
 from surefoot.report.trackers.fan_out import Trackers
 from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import cut_to_step
+from surefoot.report.trainer_log import Row, cut_to_step
 from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.publish import Published
 from surefoot.system import hardware, process

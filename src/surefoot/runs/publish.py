@@ -30,7 +30,7 @@ from surefoot.report.html import draw_report
 from surefoot.report.log_copies import NAME as LOG_COPIES
 from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
-from surefoot.report.rows import Row, eval_report, is_eval_row
+from surefoot.report.trainer_log import Row, eval_report, is_eval_row
 from surefoot.runs.card_facts import card_facts
 from surefoot.runs.convert_run import convert_run
 from surefoot.runs.export.model import export_model

@@ -30,7 +30,7 @@ from surefoot.report.html import draw_report
 from surefoot.report.library_messages import captured_libraries
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs
 from surefoot.report.observer import silent_console
-from surefoot.report.rows import Row
+from surefoot.report.trainer_log import Row
 from surefoot.runs.card_facts import example_question
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults

@@ -39,7 +39,7 @@ def test_status_step_and_numbers(root):
     assert found["killed"].speed == "1,004"
 
 
-def check_against_the_report(root):
+def test_an_ended_run_has_the_figures_of_its_report(root):
     """An ended run has the figures of its report, not those of its last step; but for the training loss, which is the
     newest as in a run at work."""
     folder, results = root / "ended", {"train_loss": 0.25, "train_tokens_per_second": 812.4, "eval_loss": 0.4375}
@@ -54,14 +54,10 @@ def check_against_the_report(root):
     assert found.loss != shown["training loss"]
 
 
-def test_an_ended_run_has_the_figures_of_its_report(root):
-    check_against_the_report(root)
-
-
 def test_twin_those_of_the_last_step_are_others(root, monkeypatch):
     monkeypatch.setattr(listing, "results_of", lambda folder: {})
     with pytest.raises(AssertionError):
-        check_against_the_report(root)
+        test_an_ended_run_has_the_figures_of_its_report(root)
 
 
 def test_figures_that_cannot_be_read_are_left_out(root):

@@ -153,8 +153,8 @@ def caution(code: str, value: str, fix: str, *, where: str = "", gain: float | N
     return Finding(code, value, CODES[code].limit, "caution", fix, where, gain)
 
 
-def fault(code: str, value: str, fix: str, *, where: str = "", gain: float | None = None) -> Finding:
-    return Finding(code, value, CODES[code].limit, "fault", fix, where, gain, CODES[code].exit_code)
+def fault(code: str, value: str, fix: str, *, where: str = "") -> Finding:
+    return Finding(code, value, CODES[code].limit, "fault", fix, where, exit_code=CODES[code].exit_code)
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,9 @@ _ALIKE = 1.05  # a time within this factor of the best confirms it
 _STEPS = 3  # steps whose batches are prepared to judge workers
 
 
-def take_pass(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> None:
-    """Run forward and backward of `batch` (default: the first step's longest micro-batch) with `settings` (default: the
-    run's)."""
-    _pass(one, batch, settings, unwatched)
+def take_pass(one: Ready, batch: Weighted | None = None) -> None:
+    """Run forward and backward of `batch` (default: the first step's longest micro-batch)."""
+    _pass(one, batch, None, unwatched)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def observed_pass(one: Ready) -> Observed:
 
 
 def pass_seconds(one: Ready, batch: Weighted | None = None, settings: StepSettings | None = None) -> float:
-    """Duration of `take_pass`; synchronizes with a GPU before and after."""
+    """Duration of `take_pass` with `settings` (default: the run's); synchronizes with a GPU before and after."""
     watch = Stopwatch(one.loaded.engine.device)
     _pass(one, batch, settings, watch)
     profile = watch.profile(1)

@@ -86,7 +86,7 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
     raise EnvironmentFault(Fault("tune", what, fix, code="SF-TUNE"))
 
 
-ROUNDS = 2
+ROUNDS, _TURNS = 2, 2
 # A trial is stopped once its steps took longer than the best one's by this factor, times the largest difference so far
 # between two rounds of the same steps. Noise of this machine does not reach that far.
 _HOPELESS = 1.1
@@ -144,12 +144,12 @@ class Trials:
         rival = None if self._best is None or compiles else Rival(self._best.paced, _HOPELESS * self._spread)
         return self._look(settings, rival, self._terms.compiling if compiles else self._terms.limit)
 
-    def in_turns(self, one: Tried, other: Tried, turns: int = 2) -> tuple[Tried, Tried]:
+    def in_turns(self, one: Tried, other: Tried) -> tuple[Tried, Tried]:
         """Time both again alternately, so that a machine that slows down affects both; returns the best turn of each.
         One turn is enough if `other` is clearly faster."""
         limit = self._terms.limit + self._terms.compiling
         first = second = None
-        for _ in range(turns):
+        for _ in range(_TURNS):
             first = _faster(first, self._look(one.settings, None, limit))
             second = _faster(second, self._look(other.settings, None, limit))
             if second.rate > _CLEAR * first.rate:

@@ -19,8 +19,8 @@ from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
 from surefoot.planning.plan import OFF, Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
-from surefoot.report.rows import UNITS
 from surefoot.report.tables.plan import who_and_why
+from surefoot.report.trainer_log import UNITS
 from surefoot.system.messages import counted, was
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")

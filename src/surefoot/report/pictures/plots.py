@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from surefoot.families.files import read_json
-from surefoot.report.rows import Row, metric_fields, unit_of
+from surefoot.report.trainer_log import Row, metric_fields, unit_of
 from surefoot.system import durable
 from surefoot.system.process import held_interruptions
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from surefoot.report.rows import Row, is_eval_row
+from surefoot.report.trainer_log import Row, is_eval_row
 from surefoot.system import process
 from surefoot.system.errors import EnvironmentFault, Fault
 from surefoot.system.libraries import is_installed

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from surefoot.report.rows import Row
 from surefoot.report.trackers.adapters import Numbers, RunFacts, Status, Tracker, numbers_of
+from surefoot.report.trainer_log import Row
 from surefoot.system.redaction import redacted
 
 MOST_FAILURES = 5
