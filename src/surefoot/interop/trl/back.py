@@ -75,7 +75,7 @@ REMARKS: Mapping[str, str] = {"data.train.format": _FIELDS, "data.eval.format": 
 
 
 def origin(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
-    """Return the source with its format, where TRL recognises it by the same columns."""
+    """Return the source with its format, where TRL recognizes it by the same columns."""
     same = [one for one in (*ours.train, *ours.eval) if one["path"] == source["path"] and not one.get("columns")]
     return {**source, "format": same[0]["format"]} if same and same[0]["format"] in _READ else source
 
