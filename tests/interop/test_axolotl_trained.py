@@ -12,6 +12,7 @@ import transformers
 from interop.axolotl_configs import CHAT, LORA, axolotl, refused
 from interop.small_configs import outcome
 from surefoot.interop.axolotl.trained import TOWERS
+from surefoot.planning.trained import trains
 
 
 def test_targets() -> None:
@@ -122,18 +123,18 @@ def test_down_proj_is_in_the_tower_of_one_family_only() -> None:
 
 
 HEAD = "^lm_head.weight$"
-UNFROZEN: list[tuple[list[str], bool]] = [  # patterns, whether they train all of a text model
-    (["^model.language_model.*", "lm_head.*"], True),
-    (["model.*", HEAD], True),
-    (["model", "lm_head"], True),
-    (["model.language_model.*", "lm_head", "embed_tokens"], True),
-    ([HEAD], False),
-    (["embed_tokens"], False),
-    (["lm_head", "embed_tokens"], False),
-    (["model.language_model.*"], False),
-    (["model.*$", HEAD], False),
-    (["model.layers.2[0-9]+.mlp"], False),
-    (["model.*", "lm_head.weight$[:32000]"], False),
+NAMES = [f"model.layers.{number}.{module}.weight" for number in range(32)
+         for module in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj", "input_layernorm")]  # fmt: skip
+NAMES += ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
+UNFROZEN: list[list[str]] = [
+    ["model.*", HEAD],
+    ["model", "lm_head"],
+    ["model.layers", "lm_head", "embed_tokens"],
+    [HEAD],
+    ["lm_head", "embed_tokens"],
+    ["model.layers.2[0-9]+.mlp"],
+    ["model.layers.[0-7].", "^model.embed_tokens.weight$"],
+    ["model.layers.2[0-9]+.block.up", "model.layers.3.self_attn.q_proj", "model.norm"],
 ]
 
 
@@ -142,19 +143,22 @@ def unfreezes(pattern: str, name: str) -> bool:
     return re.match(re.sub(r"\.(?!\+)", r"\\.", pattern), name) is not None
 
 
-@pytest.mark.parametrize(("patterns", "whole"), UNFROZEN)
-def test_unfrozen_parts(patterns: list[str], whole: bool) -> None:
-    body = "model.language_model." if any("language_model" in one for one in patterns) else "model."
-    names = [f"{body}embed_tokens.weight", f"{body}layers.3.mlp.up_proj.weight", f"{body}norm.weight", "lm_head.weight"]
-    assert all(any(unfreezes(pattern, name) for pattern in patterns) for name in names) == whole
-    if whole:
-        assert outcome(axolotl(unfrozen_parameters=patterns), "unfrozen_parameters") == "carried"
-    else:
-        assert refused(unfrozen_parameters=patterns) == {"unfrozen_parameters"}
+@pytest.mark.parametrize("patterns", UNFROZEN)
+def test_what_is_unfrozen_is_axolotls(patterns: list[str]) -> None:
+    theirs = {name for name in NAMES if any(unfreezes(pattern, name) for pattern in patterns)}
+    found = axolotl(unfrozen_parameters=patterns).config["model"].get("trained", [".*"])
+    assert {name for name in NAMES if trains(name.removesuffix(".weight"), found)} == theirs
+    assert not theirs or {name for name in NAMES if trains(name.removesuffix(".weight"), found[:-1])} != theirs
+
+
+def test_parts_of_a_module_and_of_a_model_that_sees_are_refused() -> None:
+    assert refused(unfrozen_parameters=["model.*", "lm_head.weight$[:32000]"]) == {"unfrozen_parameters"}
+    assert refused(**CHAT, **SEEING, unfrozen_parameters=["model.*", "lm_head"]) == {"unfrozen_parameters"}
+    whole = axolotl(unfrozen_parameters=["^model.language_model.*", "lm_head.*"])
+    assert (outcome(whole, "unfrozen_parameters"), whole.config.get("vision")) == ("carried", None)
 
 
 def test_unfrozen_parts_beside_an_adapter_or_a_tower() -> None:
     assert outcome(axolotl(**LORA, unfrozen_parameters=["model.layers.3"]), "unfrozen_parameters") == "changed"
     language = ["model.language_model.*", "lm_head"]
     assert axolotl(**CHAT, **SEEING, unfrozen_parameters=language).config.get("vision", {}) == {}  # frozen
-    assert refused(**CHAT, **SEEING, unfrozen_parameters=["model.*", "lm_head"]) == {"unfrozen_parameters"}

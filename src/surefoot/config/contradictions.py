@@ -94,6 +94,26 @@ def _patterns(config: RunConfig) -> Iterator[Problem]:
             yield _problem("adapter.targets", f"{target!r} is no regular expression: {error}", "correct it", "adapter")
 
 
+def _trained(config: RunConfig) -> Iterator[Problem]:
+    if config.model.trained is None:
+        return
+    key = "model.trained"
+    for pattern in config.model.trained:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield _problem(key, f"{pattern!r} is no regular expression: {error}", "correct it", "model")
+    if config.adapter is not None:
+        what = "names what trains in full, but an adapter trains instead of the model's weights"
+        yield _problem(key, what, "leave one of them out, or use adapter.modules_to_save", "adapter")
+    if config.method.scores or config.method.critic:
+        what = f"is for the stages that train one language model, but stage is {config.stage}"
+        yield _problem(key, what, "leave it out", "stage")
+    if config.parallel.offload == "optimizer":
+        what = "parallel.offload: optimizer keeps all weights in host memory, also those that do not train"
+        yield _problem(key, what, "leave one of them out", "parallel.offload")
+
+
 def _publishing(config: RunConfig) -> Iterator[Problem]:
     if config.adapter is None or config.adapter.publish == "adapter":
         return
@@ -285,6 +305,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _best,
     _plain_texts,
     _patterns,
+    _trained,
     _publishing,
     _mixture,
     _optimizer,

@@ -12,6 +12,7 @@ for all three.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -140,6 +141,8 @@ def number(value: Any) -> float:
 
 
 def whole(value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]+(_[0-9]+)+", value):
+        value = int(value)  # YAML 1.1, which these tools read, has 500_000 for a number
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
         raise ValueError("a whole number")
     if abs(value) >= 2**63:  # larger ones overflow to infinity when multiplied

@@ -12,7 +12,7 @@ bit-exactly (`surefoot.models.save`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -29,6 +29,7 @@ from transformers import (
 from surefoot.families.pictures import part_of
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
+from surefoot.planning.trained import trains
 
 LEFT_OUT = "_left_out"  # attribute of a loaded model: lazily read tensors of its base that were not loaded
 _TABLES = re.compile(r"(.+\.)?inv_freq")  # buffers in old checkpoints
@@ -79,6 +80,16 @@ def train_sight(model: PreTrainedModel, parts: Collection[str]) -> None:
     for name, parameter in wrapper_parameters(model).items():
         if part_of(name) in parts:
             parameter.requires_grad_(True)
+
+
+def freeze_others(model: PreTrainedModel, patterns: Sequence[str]) -> None:
+    """Freeze the modules whose names no pattern matches; none are given for a model that trains whole."""
+    seen: set[int] = set()
+    for name, module in model.named_modules() if patterns else ():
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in seen and not trains(name, patterns):  # a tied head comes after its embedding
+                parameter.requires_grad_(False)
+            seen.add(id(parameter))
 
 
 def left_out(model: PreTrainedModel, stored: Iterable[str]) -> list[str]:

@@ -48,17 +48,22 @@ def kind_of(module: ModuleFact, model: ModelFacts) -> str:
     return "MLP" if module.linear else "other"
 
 
-def coverage(model: ModelFacts, adapter: AdapterPlan | None, trained: Collection[str] = ()) -> tuple[KindCoverage, ...]:
+def coverage(
+    model: ModelFacts, adapter: AdapterPlan | None, trained: Collection[str] = (), full: ModelFacts | None = None
+) -> tuple[KindCoverage, ...]:
     """Return the coverage of each kind that the model has, in the order of `KINDS`.
 
     adapter: None for full fine-tuning.
     trained: parts of the vision model that are trained too.
+    full: the modules that full fine-tuning trains; None for all.
     """
     found = {kind: [0, 0, 0] for kind in KINDS}
+    whole = {module.name for module in (full or model).modules}
     for module in model.modules:
         row = found[kind_of(module, model)]
         tied = model.tied and module.name == model.head
-        for place, number in enumerate((0 if tied else module.parameters, *_learns(module, model, adapter, tied))):
+        learns = (0, 0) if adapter is None and module.name not in whole else _learns(module, model, adapter, tied)
+        for place, number in enumerate((0 if tied else module.parameters, *learns)):
             row[place] += number
     rest = model.wrapper_parameters
     for part, kind in SIGHT.items():

@@ -284,6 +284,7 @@ class RunPlan:
     balance: Choice[float] | None = None  # coefficient of a mixture's load-balancing loss; None without experts
     coverage: tuple[KindCoverage, ...] = ()  # of the language model, by kind; () in older plans
     vision: tuple[str, ...] = ()  # trained parts besides the language model: tower, projector
+    trained: tuple[str, ...] = ()  # patterns of the modules that train in full fine-tuning; empty: all
     origin: Origin | None = None  # if the config was translated from another tool's
 
     @property

@@ -45,8 +45,9 @@ from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, Rewa
 from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
 from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, reference_bytes
-from surefoot.planning.reward import plan_reward, without_idle
+from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.planning.trained import check_trained, only_trained
 from surefoot.planning.vision import plan_vision, with_sight
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
@@ -118,6 +119,7 @@ def resolve(
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     sight = plan_vision(config, model, notes)
+    check_trained(config, model, notes)
     adapter = with_sight(adapter, sight, model)
     if packed := precision.packed:
         check_packed_base(packed, model, adapter, notes)
@@ -134,7 +136,7 @@ def resolve(
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
     precision = replace(precision, qat=qat, qat_group=qat_group)
     work = replace(work, precision=precision)
-    work = with_offload(work, parallel, config.optim, without_idle(config, model), tokens.added_rows)
+    work = with_offload(work, parallel, config.optim, only_trained(config, model), tokens.added_rows)
     balance = plan_balance(config, model, notes)
     kernels = plan_kernels(
         config,
@@ -197,8 +199,9 @@ def resolve(
         kernels=kernels,
         dropout=plan_dropout(config),
         balance=balance,
-        coverage=coverage(without_idle(config, model), adapter, sight.parts),
+        coverage=coverage(model, adapter, sight.parts, only_trained(config, model)),
         vision=sight.parts,
+        trained=tuple(config.model.trained or ()),
     )
     return replace(plan, environment=environment_findings(environment, plan))
 
@@ -211,7 +214,7 @@ def _experts_frozen(config: RunConfig, model: ModelFacts, work: Workload, added_
     adapter = plan_adapter(request, model, added_rows, Notes())
     if not adapter.trainable or adapter.trainable == work.adapter.trainable:
         return None
-    moments = state_bytes(config.optim, trainable_tensors(without_idle(config, model), adapter, added_rows))
+    moments = state_bytes(config.optim, trainable_tensors(only_trained(config, model), adapter, added_rows))
     return replace(work, adapter=adapter, trainable=adapter.trainable, optimizer=moments)
 
 

@@ -8,7 +8,6 @@ shown, and a requested number has the same effect as in DeepSpeed-Chat.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from surefoot.config.schema import RunConfig
@@ -16,6 +15,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
+from surefoot.planning.trained import idle_parameters
 
 ROWS = 2  # rows per example: a pair is two rows
 
@@ -61,21 +61,6 @@ def padding_in_front(tokenizer: TokenizerFacts, tokens: TokenizerPlan) -> tuple[
     if tokens.bos_id == tokens.pad_id:
         return 1, f"every text begins with {first}, which is PAD"
     return 0, f"every text begins with {first}, which is not PAD"
-
-
-def without_idle(config: RunConfig, model: ModelFacts) -> ModelFacts:
-    """The model's facts without an untied output head, which is not trained."""
-    if not config.method.scores or model.tied:
-        return model
-    return replace(model, modules=tuple(module for module in model.modules if module.name != model.head))
-
-
-def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan) -> int:
-    """Parameters that stay frozen in full training because they are unused."""
-    if not config.method.scores or config.adapter is not None or model.tied:
-        return 0
-    head = sum(module.parameters for module in model.modules if module.name == model.head)
-    return head + tokens.added_rows * model.embedding_width
 
 
 def _chosen(requested: int | Literal["auto"], front: int, reason: str, notes: Notes) -> Choice[int]:

@@ -12,7 +12,7 @@ from surefoot.planning.fast_paths import FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
-from surefoot.planning.reward import idle_parameters, without_idle
+from surefoot.planning.trained import idle_parameters, only_trained
 from surefoot.planning.vision import NOTHING, Kept, Sight, picture_bytes
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
@@ -83,7 +83,7 @@ def workload_of(
     parameters = model.parameters + model.wrapper_parameters + added
     language = parameters - model.wrapper_parameters - idle_parameters(config, model, tokens)
     trainable = adapter.trainable if adapter else language + sight.parameters
-    tensors = trainable_tensors(without_idle(config, model), adapter, tokens.added_rows)
+    tensors = trainable_tensors(only_trained(config, model), adapter, tokens.added_rows)
     moments = state_bytes(config.optim, chain(tensors, sight.tensors))
     return Workload(
         as_dense(model),

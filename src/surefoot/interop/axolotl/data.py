@@ -5,6 +5,7 @@ Facts: the dataset schema and the prompt strategies of Axolotl 0.19.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,9 +22,9 @@ from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
-# Templates for one family of models -> what the names of its models have in common. Their own template is used.
+# Templates for one family of models -> a pattern of the names of its models. Their own template is used.
 _OF_A_FAMILY: Mapping[str, str] = {
-    "qwen3": "qwen3", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
+    "qwen3": "qwen3|plano-", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
     "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
     "cohere": "command-r", "deepseek_v2": "deepseek-v2",
 }  # fmt: skip
@@ -51,6 +52,9 @@ _THOUGHTS = ("field_thinking", "template_thinking_key")  # thoughts in these fie
 _READ_THOUGHTS = ("thinking", "reasoning_content")
 _ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED)
 _COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
+PRETRAINING = "pretraining_dataset"
+_TEXTS = ("path", "type", "data_files", "text_column", *_SOURCE, "ds_type", "trust_remote_code")
+_FEWEST = 64  # tokens of a text on average, below which the first texts of a stream do not last for all steps
 _USUAL_ROLES = {"human", "user", "gpt", "assistant", "model", "system", "tool", "ipython"}
 
 
@@ -68,7 +72,7 @@ class Sources:
         self.kinds: set[str] = set()
         self.uses_chat_template = False
         self.uses_turns = False
-        entries = draft[name]
+        entries = [{"path": draft[name]}] if isinstance(draft[name], str) else draft[name]
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             draft.refuse(name, "expected a list of datasets, each with a path and a type")
             return
@@ -78,6 +82,7 @@ class Sources:
     def _read(self, number: int, entry: dict[str, Any]) -> None:
         given = {key: value for key, value in entry.items() if value is not None}
         known = _ENTRY if self.stage is None else _COMPARED
+        known = _TEXTS if self.name == PRETRAINING else known
         for key in given:
             if key not in known:
                 near = nearest_word(key, known)
@@ -153,11 +158,14 @@ class Sources:
             self._turns(number, given, source)
             self._conversations(self._chat_template(number, given))
             self.draft.set("data.encoding", "whole", why="Axolotl tokenizes a rendered conversation in one piece")
-        elif kind == "completion":
+        elif kind == "completion" or self.name == PRETRAINING:
             source["format"] = "text"
-            if (field := given.get("field", "text")) != "text":
+            if (field := given.get("field" if kind == "completion" else "text_column", "text")) != "text":
                 source["columns"] = {"text": field}
             self.kinds.add("texts")
+        elif kind is None:
+            source["format"] = "tokens"  # input_ids and labels, as the file has them
+            self.kinds.add("tokens")
         else:
             fix = "use alpaca, alpaca:chat, chat_template or completion"
             self._refuse(number, "type", f"surefoot does not support the layout {shown(kind)} of Axolotl", fix)
@@ -227,7 +235,7 @@ class Sources:
         if _is_own(requested):
             return requested
         name = requested.removeprefix(FALLBACK)
-        if name in _OF_A_FAMILY and _OF_A_FAMILY[name] in str(self.draft["base_model"]).lower():
+        if name in _OF_A_FAMILY and re.search(_OF_A_FAMILY[name], str(self.draft["base_model"]).lower()):
             self.draft.note("chat_template", "changed", _OWN_INSTEAD)
             return OWN
         if name not in TEMPLATES:
@@ -263,6 +271,35 @@ def _configs_template(draft: Draft) -> str:
 
 def _is_own(template: str) -> bool:
     return template.endswith(".jinja") or is_jinja(template)
+
+
+def _first_texts(draft: Draft) -> int | None:
+    """Return how many texts of a stream the steps need at most, if these have `_FEWEST` tokens on average."""
+    steps, passes = draft["max_steps"], draft["gradient_accumulation_steps"]
+    if not steps or steps < 1:
+        draft.refuse("max_steps", f"{PRETRAINING} is a stream, whose end is not known", "give a number of steps")
+        return None
+    rows = steps * passes * draft["micro_batch_size"] * draft.facts.get("processes", 1)
+    return max(1, rows * draft["sequence_len"] // _FEWEST)
+
+
+def _stream(draft: Draft) -> Sources:
+    """Return the texts of pretraining_dataset, as many of them as the steps need."""
+    found = Sources(draft, PRETRAINING)
+    kinds = {entry.get("type", "pretrain") for entry in draft[PRETRAINING] if isinstance(entry, dict)}
+    if draft.given("datasets") or kinds - {"pretrain", "completion"}:
+        draft.refuse(PRETRAINING, "surefoot reads texts alone, of the type pretrain", "leave the other data out")
+    count = _first_texts(draft)
+    for source in found.sources:
+        if not str(source["path"]).endswith(DATA_SUFFIXES):
+            source |= {"streaming": True, "max_samples": count}
+    return found
+
+
+_STREAMED = (
+    f"the first texts are read, enough for the steps if they have {_FEWEST} tokens on average, and shuffled whole; the "
+    "pieces of a text that is too long overlap there, and each ends with EOS"
+)
 
 
 def _set_prompts(draft: Draft, sources: list[Any]) -> None:
@@ -304,7 +341,9 @@ def set_data(draft: Draft) -> None:
     """Set data.train, data.eval, data.template and the stage."""
     method = method_of(draft)
     stage = None if method is None else stage_of(method)
-    train = Sources(draft, "datasets", stage)
+    streams = draft.given(PRETRAINING)
+    name = PRETRAINING if streams else "datasets"
+    train = _stream(draft) if streams else Sources(draft, name, stage)
     kinds, templates = set(train.kinds), list(train.templates)
     rendered = train.uses_chat_template
     if draft.given("test_datasets"):
@@ -316,8 +355,9 @@ def set_data(draft: Draft) -> None:
         draft.refuse("datasets", "mixes plain texts and conversations", "train on one of the two")
     if len(set(templates)) > 1:
         draft.refuse("datasets", f"a run has one template, but these need {', '.join(dict.fromkeys(templates))}")
-    draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *(["datasets"] if stage is None else []))
-    draft.set("data.train", short_sources(train.sources), "datasets")
+    draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *([name] if stage is None else []))
+    draft.set("data.train", short_sources(train.sources), name, why=_STREAMED if streams else "")
+    draft.note("streaming", "changed", "the data are read whole, and shuffled whole in every epoch")
     if stage == "grpo":
         _set_prompts(draft, train.sources)
         return

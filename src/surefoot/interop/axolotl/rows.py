@@ -77,8 +77,7 @@ _PARTS: Mapping[str, str] = {
     "use_pose": "pose_split_on_token_ids pose_max_context_len pose_num_chunks",
     "use_eaft": "eaft_alpha eaft_k",
     "scaling_softmax": "scaling_softmax_factor scaling_softmax_bias",
-    "pretraining_dataset": "pretrain_multipack_buffer_size pretrain_multipack_attn pretraining_sample_concatenation "
-    "streaming_multipack_buffer_size",
+    "pretraining_dataset": "pretrain_multipack_buffer_size streaming_multipack_buffer_size",
     "do_bench_eval": "bench_dataset bench_split",
     "fp8": "fp8_enable_fsdp_float8_all_gather",
     "context_parallel_size": "heads_k_stride ring_attn_func",
@@ -113,10 +112,13 @@ _ROWS: tuple[Row, ...] = (
     joint("lora_target_parameters", None, ("adapter.targets",), back=back.parameters),
     joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text, back=back.processor),
     joint("freeze_mm_modules", False, ("vision",), "tower and projector"),
-    joint("unfrozen_parameters", None, ("vision",), "all of the language model and its head", type=names, back=never),
+    joint("unfrozen_parameters", None, ("model.trained", "vision"), "modules of the language model", type=names,
+          back=never),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template"), back=back.train),
+    joint("pretraining_dataset", None, ("stage", "data.train"), "texts of a stream, with max_steps", back=never),
+    joint("streaming", False, ("data.train",), back=never),
     joint("test_datasets", None, ("data.eval",), back=back.held_out),
     joint("val_set_size", 0.0, ("data.eval",), "a fraction, or a count above 1", back=held_out),
     joint("chat_template", None, ("data.template",), type=text, back=back.template),
@@ -297,7 +299,7 @@ _ROWS: tuple[Row, ...] = (
         "leave it out",
         "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls "
         "lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
-        "pretraining_dataset streaming curriculum_sampling reinit_weights ebft do_bench_eval",
+        "curriculum_sampling reinit_weights ebft do_bench_eval",
     ),
     *_refused("surefoot configures this with parallel.engine", "leave it out", "deepcompile"),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes that divide one batch") for name in SAME_BATCH),
@@ -305,6 +307,12 @@ _ROWS: tuple[Row, ...] = (
     joint("use_ray", False, ("parallel.nproc",)),
     joint("ray_num_workers", 1, ("parallel.nproc",)),
     *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
+    refused("pretrain_multipack_attn", True, "the texts of a row do not see one another here", "leave it out"),
+    *_refused(
+        "surefoot joins no texts without a border",
+        "leave it out: sample_packing fills rows",
+        "pretraining_sample_concatenation",
+    ),
     *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
     *_refused("surefoot adapts what lora_target_modules name", "name the modules that remain", "lora_exclude_modules"),
     *_refused(

@@ -84,6 +84,7 @@ def _set_rows(draft: Draft, passes: int, decides: str) -> None:
     form = next(iter(_attention(draft).values()), None)
     single = draft["multipack_real_batches"]
     single = form not in _LONG_ROWS if single is None else single
+    single &= not (draft.given("pretraining_dataset") or draft["streaming"])  # those join the rows of a pass
     why = f"times {processes} processes" if processes > 1 else ""
     names = ("micro_batch_size", "multipack_real_batches")
     draft.set("batch.size", passes * (micro if single else 1) * processes, decides, *names, why=why)
@@ -181,17 +182,19 @@ def _set_interval(draft: Draft, key: str, per_epoch: str, steps: str, strategy: 
     unset: the strategy if nothing is set.
     """
     times, every, word = draft[per_epoch], draft[steps], draft[strategy]
+    if times or every:
+        draft.note(strategy, "carried", f"{per_epoch if times else steps} decides", key)
     if times and every:
         draft.refuse(steps, f"{per_epoch} already sets it", "keep one")
     elif times:
-        draft.set(key, counted(1 / times, "epoch"), per_epoch, strategy, why="" if times == 1 else ROUNDED_UP)
+        draft.set(key, counted(1 / times, "epoch"), per_epoch, why="" if times == 1 else ROUNDED_UP)
     elif every and every < 1 and (total := draft["max_steps"]) and total > 0:
-        draft.set(key, counted(math.ceil(every * total), "step"), steps, strategy)
+        draft.set(key, counted(math.ceil(every * total), "step"), steps)
     elif every and every < 1:
         epochs = every * draft["num_epochs"]
-        draft.set(key, counted(epochs, "epoch"), steps, strategy, why="" if epochs == int(epochs) else ROUNDED_UP)
+        draft.set(key, counted(epochs, "epoch"), steps, why="" if epochs == int(epochs) else ROUNDED_UP)
     elif every:
-        draft.set(key, counted(every, "step"), steps, strategy)
+        draft.set(key, counted(every, "step"), steps)
     elif (word or unset) in ("no", "False"):
         last = {"eval_every": (None, "evaluates once, at the end")}
         value, why = last.get(key, (draft.written("duration") or "1 epoch", "saves once, at the end"))

@@ -1,6 +1,8 @@
 """Which weights train: Axolotl's adapter, unfrozen_parameters, and tower and projector of a model that sees.
 
-Facts: `_build_peft_lora_config`, `find_all_linear_names` and utils/freeze.py of Axolotl 0.19.
+`unfrozen_parameters` are patterns of parameters, which match from the start of a name; surefoot's `model.trained` are
+patterns of whole module names. Facts: `_build_peft_lora_config`, `find_all_linear_names` and utils/freeze.py of Axolotl
+0.19.
 """
 
 from __future__ import annotations
@@ -174,6 +176,8 @@ _HEAD = re.compile(r"\^?lm_head(\.\*?|\.weight\$?)?")
 _NOTHING = re.compile(r"\^?embed_tokens\b.*")  # the name of no parameter begins like this
 _BESIDE = "the adapter alone trains; Axolotl freezes the adapter's weights too, whose names begin with base_model"
 _PARTS = "train an adapter, name model.language_model and lm_head, or leave it out"
+_ESCAPED = re.compile(r"\.(?!\+)")
+_OWN = re.compile(r"(\.weight|\.bias)?\$?$")  # a parameter's own name, and the end
 
 
 def _set_unfrozen(draft: Draft, *, sees: bool) -> bool:
@@ -188,9 +192,24 @@ def _set_unfrozen(draft: Draft, *, sees: bool) -> bool:
     bodies = [found for pattern in patterns if (found := _BODY.fullmatch(pattern))]
     heads = [pattern for pattern in patterns if _HEAD.fullmatch(pattern)]
     other = [one for one in patterns if not any(part.fullmatch(one) for part in (_BODY, _HEAD, _NOTHING))]
-    if other or not heads or not bodies or (sees and not all(body[1] for body in bodies)):
-        what = f"surefoot trains all of the language model with its head, not {', '.join(patterns)}"
+    if not other and heads and bodies and not (sees and not all(body[1] for body in bodies)):
+        draft.note("unfrozen_parameters", "carried", "tower and projector stay frozen", "vision")
+    elif sees or any("[" in pattern and pattern.endswith("]") and ":" in pattern for pattern in patterns):
+        what = f"surefoot trains whole modules of a language model, not {', '.join(patterns)}"
         draft.refuse("unfrozen_parameters", what, _PARTS)
     else:
-        draft.note("unfrozen_parameters", "carried", "tower and projector stay frozen", "vision")
+        named = [one for one in patterns if not _NOTHING.fullmatch(one)] or patterns
+        draft.set("model.trained", [_modules(one) for one in named], "unfrozen_parameters", why=_WHOLE_MODULES)
     return True
+
+
+_WHOLE_MODULES = "modules instead of parameters, so that a bias trains with its weight"
+
+
+def _modules(pattern: str) -> str:
+    """Return the pattern of the modules whose parameters begin with a pattern of Axolotl's."""
+    end = _OWN.search(pattern)
+    assert end is not None  # it may be empty
+    whole = bool(end[0])
+    escaped = _ESCAPED.sub(r"\\.", pattern[: end.start()] if whole else pattern).removeprefix("^")
+    return escaped if whole else f"{escaped}.*"

@@ -222,6 +222,8 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def _vision_rows(plan: RunPlan) -> Iterator[Row]:
+    if plan.trained:
+        yield "model.trained", ", ".join(plan.trained), "user", "the modules that train; the others stay frozen"
     if plan.vision:
         yield "vision", ", ".join(plan.vision), "user", "trained in full, in addition to the language model"
 

@@ -1,0 +1,52 @@
+"""Which modules of the language model train in full fine-tuning: all, those that `model.trained` names, or all but an
+output head that the method never calls. The others keep their weights and have neither gradient nor optimizer state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from surefoot.config.schema import RunConfig
+from surefoot.families.model_facts import ModelFacts
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import TokenizerPlan
+
+_KEY = "model.trained"
+
+
+def trains(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern matches the module's whole name."""
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def only_trained(config: RunConfig, model: ModelFacts) -> ModelFacts:
+    """Return the model's facts with the modules that train in full. A tied head trains where its embedding does."""
+
+    def stays(name: str) -> bool:
+        if (patterns := config.model.trained) is not None:
+            return not trains(model.embedding if model.tied and name == model.head else name, patterns)
+        return config.method.scores and not model.tied and name == model.head
+
+    return replace(model, modules=tuple(module for module in model.modules if not stays(module.name)))
+
+
+def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan) -> int:
+    """Return the number of parameters that stay frozen in full fine-tuning, with rows added to embedding and head."""
+    if config.adapter is not None:
+        return 0
+    kept = {module.name for module in only_trained(config, model).modules}
+    idle = [one for one in model.modules if one.name not in kept and not (model.tied and one.name == model.head)]
+    ends = sum(one.name in (model.embedding, model.head) for one in idle)
+    return sum(one.parameters for one in idle) + ends * tokens.added_rows * model.embedding_width
+
+
+def check_trained(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
+    """Refuse patterns of `model.trained` that match no module of the model."""
+    names = [one.name for one in model.modules if not (model.tied and one.name == model.head)]
+    for pattern in config.model.trained or ():
+        if not any(trains(name, [pattern]) for name in names):
+            tied = ", and its head is the embedding" if model.tied else ""
+            what = f"{pattern!r} matches no module with weights: the model has {names[0]}, {names[-1]} and others{tied}"
+            notes.refuse(_KEY, what, "mend the pattern, which must match a module's whole name")

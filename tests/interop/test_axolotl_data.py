@@ -1,0 +1,91 @@
+"""Axolotl's streams of texts, data sets of token ids, and templates of one family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from interop.axolotl_configs import CHAT, axolotl, refused
+from interop.small_configs import BASES, outcome
+from surefoot.interop.launch import Options
+from surefoot.interop.registry import translate_file
+from surefoot.interop.translation import Translation
+
+STREAM: dict[str, Any] = {
+    "pretraining_dataset": [{"path": "allenai/c4", "name": "en", "type": "pretrain", "text_column": "body"}],
+    "datasets": None, "max_steps": 200, "sequence_len": 2048, "micro_batch_size": 2, "gradient_accumulation_steps": 4,
+    "sample_packing": True,
+}  # fmt: skip
+
+
+def test_a_stream_is_as_many_texts_as_the_steps_need() -> None:
+    found = axolotl(**STREAM)
+    assert found.config["stage"] == "pretrain"
+    tokens = 200 * 4 * 2 * 2048
+    assert found.config["data"]["train"] == {
+        "path": "allenai/c4", "subset": "en", "format": "text", "columns": {"text": "body"}, "streaming": True,
+        "max_samples": tokens // 64,
+    }  # fmt: skip
+    # `encode_packed_streaming` fills one row of micro_batch_size x sequence_len tokens for a pass, with any attention.
+    assert found.config["batch"] == {"size": 4, "row_tokens": 4096}
+    assert outcome(found, "pretraining_dataset") == "changed"
+    ordinary = axolotl(sample_packing=True, sequence_len=2048, micro_batch_size=2, gradient_accumulation_steps=4)
+    assert ordinary.config["batch"] == {"size": 8, "row_tokens": 2048}
+
+
+def test_a_file_of_texts_is_read_whole() -> None:
+    assert axolotl(**(STREAM | {"pretraining_dataset": "texts.jsonl"})).config["data"]["train"] == {
+        "path": "texts.jsonl", "format": "text"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"max_steps": None}, "max_steps"),
+        ({"datasets": CHAT["datasets"]}, "pretraining_dataset"),
+        ({"pretraining_dataset": [{"path": "d", "type": "ebft_pretrain.transform"}]}, "pretraining_dataset"),
+        ({"pretrain_multipack_attn": False}, "pretrain_multipack_attn"),
+        ({"pretraining_sample_concatenation": True}, "pretraining_sample_concatenation"),
+    ],
+)
+def test_streams_of_another_kind_are_refused(more: dict[str, Any], name: str) -> None:
+    assert refused(**(STREAM | more)) == {name}
+
+
+def test_a_streamed_set_of_answers_is_read_whole() -> None:
+    found = axolotl(streaming=True, max_steps=10)
+    assert (outcome(found, "streaming"), "streaming" in str(found.config)) == ("changed", False)
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    found = axolotl(datasets=[{"path": "org/tokens", "type": None}])
+    assert (found.config["stage"], found.config["data"]["train"]["format"]) == ("sft", "tokens")
+    assert refused(datasets=[{"path": "a", "type": None}, {"path": "b", "type": "alpaca"}]) == {"datasets"}
+
+
+@pytest.mark.parametrize(
+    ("template", "base", "other"),
+    [
+        ("qwen3", "katanemo/Plano-Orchestrator-4B", "meta-llama/Llama-3.1-8B"),
+        ("cohere", "CohereForAI/c4ai-command-r7b-12-2024", "Qwen/Qwen3-8B"),
+        ("deepseek_v2", "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3-8B"),
+        ("jamba", "ai21labs/Jamba-v0.1", "Qwen/Qwen3-8B"),
+    ],
+)
+def test_templates_of_one_family_are_its_models_own(template: str, base: str, other: str) -> None:
+    found = axolotl(**CHAT, chat_template=template, base_model=base)
+    assert (found.config["data"]["template"], outcome(found, "chat_template")) == ("tokenizer", "changed")
+    assert refused(**CHAT, chat_template=template, base_model=other) == {"datasets"}
+
+
+def numbers(text: str) -> Translation:
+    base = BASES["axolotl"][1] | {"datasets": "DATA"}
+    body = "".join(f"{name}: {value}\n" for name, value in base.items() if name != "datasets")
+    return translate_file("a.yaml", f"{body}datasets: [{{path: d.jsonl, type: alpaca}}]\n{text}\n", [], Options())
+
+
+def test_a_number_may_have_underscores() -> None:
+    """As in YAML 1.1, which Axolotl reads."""
+    assert numbers("sequence_len: 500_000").config["data"]["max_length"] == 500_000
+    assert numbers("sequence_len: 500").config["data"]["max_length"] == 500
