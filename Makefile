@@ -103,8 +103,9 @@ conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers
 served: $(SETUP)  ## `verify --served` against a real vLLM on the CPU, which this installs into build/vllm (3 GB)
 	$(BIN)/python tools/served.py
 
-grpo-vllm: $(SETUP)  ## stage grpo with a real vLLM on the CPU, to which adapters and all weights are brought (3 GB, as served)
+grpo-vllm: $(SETUP)  ## stage grpo with a real vLLM on the CPU: adapters, all weights, turns with a tool (3 GB, as served)
 	$(BIN)/python tools/grpo_vllm.py
+	$(BIN)/python tools/grpo_vllm_turns.py
 
 served-llamacpp: $(SETUP)  ## the same against a real llama.cpp, which this builds into build/llamacpp
 	$(BIN)/python tools/served_llamacpp.py

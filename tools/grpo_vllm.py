@@ -32,6 +32,8 @@ APART = 1e-4  # nats; both compute in fp32, summed in another order
 STEPS = 12
 WORDS = ["--served-model-name", "base", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
 WORDS += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+SETTINGS |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
 RUNS: dict[str, dict[str, Any]] = {
     "adapter": {"adapter": {"kind": "lora", "rank": 8}, "optim": {"lr": 1e-2}},
     "all weights": {"optim": {"lr": 1e-3}},
@@ -120,15 +122,13 @@ def refuses_other_weights(address: str) -> bool:
 def main() -> int:
     install()
     WORK.mkdir(parents=True, exist_ok=True)
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    settings |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     right = []
     for names, base, more in (
         (("adapter", "adapter, top_p and top_k"), BASE, ["--enable-lora", "--max-lora-rank", "16", "--max-loras", "2"]),
         (("all weights",), untied(), []),
     ):
         words = [str(PYTHON.with_name("vllm")), "serve", str(base), *more, *WORDS]
-        with running(words, WORK / "grpo.log", settings) as address:
+        with running(words, WORK / "grpo.log", SETTINGS) as address:
             right += [shown(name, trained(name, base, address)) for name in names]
             right.append(refuses_other_weights(address))
     return int(not all(right))

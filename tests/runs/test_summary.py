@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from helpers.faults import gives
 from helpers.model_layouts import run_config
+from helpers.seeing import seeing
 from helpers.tiny_models import tiny_llama
 from surefoot.data.audit import Sample
 from surefoot.report.console import Console
@@ -56,3 +58,25 @@ def test_where_no_sample_is_good_its_verdict_is_said(workplace):
     shown = example(workplace, "kto", judged(False, True, False, True, False))  # the first, the middle and the last
     assert "(bad)" in shown
     assert "sky sky" not in shown
+
+
+def trains(base, folder, **asked):
+    """The line `trains`, for a run of stage dpo that trains all weights."""
+    (folder / "rows.json").write_text(json.dumps(pairs("no")))
+    data = {"train": str(folder / "rows.json"), "max_length": 64}
+    config = run_config(stage="dpo", model=str(base), data=data, output=str(folder / "run"), adapter=None, **asked)
+    screen = io.StringIO()
+    prepare(config, inspect_folder(config, "new"), Console(screen), NOTHING)
+    (line,) = re.findall(r"trains +(.*?)\n\S", screen.getvalue(), re.DOTALL)
+    return line
+
+
+@pytest.mark.parametrize("parts", [(), ("projector",), ("tower", "projector")])
+def test_what_trains_of_a_model_that_sees_is_said(tmp_path, parts):
+    line = trains(seeing("qwen2_5_vl", tmp_path / "base"), tmp_path, vision=dict.fromkeys(parts, "trained"))
+    assert tuple(part for part in ("tower", "projector") if gives(line, part)) == parts
+    assert gives(line, "language")
+
+
+def test_twin_of_a_text_model_no_part_is_named(workplace):
+    assert not gives(trains(workplace / "base", workplace), "language")

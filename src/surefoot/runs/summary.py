@@ -35,7 +35,7 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
     shown = {what: value for what, value, _, _ in choice_rows(plan)}
     lines: list[tuple[str, str | Text]] = [
         ("model", _model(config, plan, base)),
-        ("trains", _trained(config, plan, shown)),
+        ("trains", _trained(config, plan, base, shown)),
         ("computes", _computing(plan, shown)),
         *_besides(shown),
         *_data(data),
@@ -60,11 +60,13 @@ def _model(config: RunConfig, plan: RunPlan, base: Path) -> str:
     return f"{config.model.path}: {facts.model_type}, {sizes}"
 
 
-def _trained(config: RunConfig, plan: RunPlan, shown: Mapping[str, str]) -> str:
+def _trained(config: RunConfig, plan: RunPlan, base: Path, shown: Mapping[str, str]) -> str:
     share = f"{plan.trainable:,} parameters ({plan.trainable / plan.with_adapter:.2%})"
-    how = "all weights"
+    how = "all weights of the language model" if facts_of(base).wrapper_parameters else "all weights"
     if plan.adapter is not None:
         how = f"{plan.adapter.kind.value}, {shown['adapter.scale']}, on {shown['adapter.targets']}"
+    if plan.vision:
+        how += f", and all of {' and '.join(plan.vision)}"
     return f"{how}: {share}; {shown['optimizer']}, lr {config.optim.lr:g}"
 
 
