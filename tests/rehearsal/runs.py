@@ -42,7 +42,7 @@ BESIDES = {
         ("copy to the device", "training/optimizer_state.py:moment_norm_sum"),  # whether they are finite
     },
     "ppo": {NARROWED, *((why, "methods/losses/ppo.py:at_places") for why in ("aten::nonzero", "aten::index"))},
-    "grpo": {NARROWED, ("aten::nonzero", "methods/losses/grpo.py:answers_of")},
+    "grpo": {NARROWED, ("aten::nonzero", "methods/losses/grpo.py:answer_places")},
 }
 _LOADS = ("copy to the host", "training/routing.py:take")  # of the experts, once a step
 # transformers' own code: grids of pictures, and the layers' order in which windows are attended to.

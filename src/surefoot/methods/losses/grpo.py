@@ -99,13 +99,19 @@ class GroupTerms:
 def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBatch) -> GroupTerms:
     """Compute loss and sums. logprobs: log-probabilities of the answers' tokens, [N], differentiable."""
     facts = settings.facts
-    answer = answers_of(batch.rows)
+    answer, position = answer_places(batch.rows)
+    # Whole numbers: their sum is the same in any order.
     counts = logprobs.new_zeros(len(batch.counted)).index_add_(0, answer, torch.ones_like(logprobs))
     counted, length = batch.counted[answer], counts[answer]
     share = counted if facts.mean == "tokens" else counted / length
     weight = share if facts.mean != "limit" else counted / settings.limit
     moved = logprobs - batch.old_logprobs
-    ratio = _ratio(facts, moved, answer, counts)
+    ratio = moved.exp()
+    if facts.ratio != "token":
+        # Summed by rows: `index_add` by answer has no fixed order on a GPU.
+        by_answer = moved.new_zeros(batch.rows.targets.shape).index_put((answer, position), moved).sum(dim=1)
+        # All tokens of an answer have the same ratio.
+        ratio = (by_answer / counts.clamp(min=1) if facts.ratio == "sequence" else by_answer).exp()[answer]
     advantages = batch.advantages
     high = ratio.clamp(max=1 + settings.clip_high)
     if facts.weighs:
@@ -133,17 +139,10 @@ def group_terms(settings: GroupSettings, logprobs: torch.Tensor, batch: GroupBat
     return GroupTerms((weight * terms).sum(), {name: one.detach() for name, one in sums.items()}, share)
 
 
-def _ratio(facts: GroupLossFacts, moved: torch.Tensor, answer: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Ratio of each token, [N]; for sequence and answer ratios all tokens of an answer have the same."""
-    if facts.ratio == "token":
-        return moved.exp()
-    sums = torch.zeros_like(counts).index_add(0, answer, moved)
-    return (sums / counts.clamp(min=1) if facts.ratio == "sequence" else sums).exp()[answer]
-
-
-def answers_of(rows: Batch) -> torch.Tensor:
-    """Row index of each response token, [N]."""
-    return (rows.targets != IGNORE).nonzero()[:, 0]
+def answer_places(rows: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each response token, both [N]."""
+    row, column = (rows.targets != IGNORE).nonzero(as_tuple=True)
+    return row, column
 
 
 def group_advantages(scores: torch.Tensor, facts: GroupLossFacts) -> torch.Tensor:
