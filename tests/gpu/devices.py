@@ -10,6 +10,7 @@ A GPU computes the same formulas in another order, and its kernels need not repe
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def take(device: str, patch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         patch.setattr(torch.cuda, "is_available", lambda: False)
     assert hardware.detect().kind == device
+    gc.collect()  # models of former runs, which would be in the peak
     hardware.forget_peak(device)
 
 

@@ -1,6 +1,7 @@
 """An optimizer in host memory beside one on the device, on the pretend GPU: copies arrive as late as they may, and both
 compute with the CPU's kernels, so that the bits are the same."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,20 @@ def test_it_takes_the_same_steps(world, case):
     if case == "qat":
         pytest.importorskip("torchao")
     assert same(run(world, f"{case} plain", **EVERYTHING[case]), run(world, case, **EVERYTHING[case], **OFFLOADED))
+
+
+@pytest.mark.parametrize("released", representatives([True, False], True))
+def test_a_run_that_is_over_keeps_nothing_on_the_device(world, monkeypatch, released):
+    """torch holds the hooks of parameters where Python's garbage collector does not see them."""
+    from pretend_cuda import device
+
+    if not released:
+        monkeypatch.setattr(offloaded.OffloadedEngine, "release", lambda self: None)
+    gc.collect()
+    before = device().memory()["held"]
+    run(world, f"over {released}", **EVERYTHING["bf16"], **OFFLOADED)
+    gc.collect()
+    assert (device().memory()["held"] <= before) is released
 
 
 def test_a_gradient_that_is_read_too_early_is_found(world, monkeypatch):

@@ -69,7 +69,11 @@ def main() -> None:
         if known and known["state"] in _FINISHED and part.name not in asked.again:
             print(f"{part.name}: {known['state']} before", flush=True)
             continue
-        told = run_part(call, part)
+        try:
+            told = run_part(call, part)
+        except KeyboardInterrupt:  # its process is ended, and what it did is not kept
+            page = finish(call, identity, notes)
+            sys.exit(f"{part.name}: interrupted; {page} has what was done, and the same command again goes on")
         print(
             f"{part.name}: {told['state']}, {told['seconds']:.0f} s{': ' * bool(told['why'])}{told['why']}", flush=True
         )

@@ -181,6 +181,9 @@ def _lead_run(
             _note_error(console, str(error))  # run.log only: the command line prints it on the screen
             draw_report(run.folder)
             raise
+        finally:
+            if session.ranks.world == 1:  # a caller from Python goes on, and would keep the models
+                loaded.engine.release()
 
 
 def _begin_records(

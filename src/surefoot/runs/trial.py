@@ -146,8 +146,11 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
             run = prepare(config, FolderState(folder, "new"), console, own)
             run, loaded, _ = load_and_check(run, session, own, console)
             run = with_models(run, loaded, ignore)
-            with prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
-                yield Ready(run, loaded, batches)
+            try:
+                with prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
+                    yield Ready(run, loaded, batches)
+            finally:
+                loaded.engine.release()
 
 
 def run_trial(

@@ -66,8 +66,10 @@ class OffloadedEngine(SingleEngine):
         self._adder = ThreadPoolExecutor(1, "gradients")
         largest = max(one.numel() * one.element_size() for one in parameters.values())
         self._down, self._up = _OnTheWay(largest), _OnTheWay(largest)
-        for name, parameter in parameters.items():
+        self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._give_up, name))
+            for name, parameter in parameters.items()
+        ]
 
     def reduce(self) -> None:
         self._down.wait()
@@ -103,6 +105,8 @@ class OffloadedEngine(SingleEngine):
 
     def release(self) -> None:
         self._adder.shutdown()
+        for hook in self._hooks:  # torch would hold them, and they the engine and its model, for the process's life
+            hook.remove()
 
     def _give_up(self, name: str, parameter: torch.Tensor) -> None:
         """Start to copy a gradient to the host, on the thread of the backward pass."""
