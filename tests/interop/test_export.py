@@ -198,6 +198,37 @@ def test_settings_of_surefoot_alone_are_lost_also_at_their_default() -> None:
     assert {fate.key for fate in written("trl", config).fates if fate.outcome == "lost"} == set()
 
 
+@pytest.mark.parametrize("tool", TOOLS.values())
+def test_every_given_key_has_a_fate(tool: str) -> None:
+    """Also one for all sources, and one without effect in this run."""
+    data = {"train": "org/d", "format": "messages", "max_samples": 10}
+    optim = {"warmup": 0.0, "warmup_from_zero": False}
+    config = config_of({"stage": "sft", "model": "m", "data": data, "optim": optim, "output": "o"})
+    given = {"data.format", "data.max_samples", "optim.warmup_from_zero", "data.train", "output"}
+    found = written(tool, config, given)
+    fates = {fate.key for fate in found.fates if fate.outcome in ("carried", "changed")}
+    assert {
+        "data.train.format",
+        "data.train.max_samples",
+        "optim.warmup_from_zero",
+        "data.train.path",
+        "output",
+    } <= fates
+
+
+def test_what_axolotl_demands() -> None:
+    """Its schema refuses a config without two settings of the batch, and KTO that drops columns."""
+    data = {"train": {"path": "org/d", "format": "judged"}, "template": "chatml"}
+    one = config_of({"stage": "kto", "model": "m", "data": data, "batch": {"size": 2, "micro": 1}, "output": "o"})
+    settings = parse_value(written("axolotl", one).text, "")
+    assert (settings["micro_batch_size"], settings["gradient_accumulation_steps"]) == (1, 2)
+    assert settings["remove_unused_columns"] is False
+    other = config_of({"stage": "sft", "model": "m", "data": {"train": "org/d"}, "batch": {"size": 1}, "output": "o"})
+    settings = parse_value(written("axolotl", other).text, "")
+    assert (settings["micro_batch_size"], settings["gradient_accumulation_steps"]) == (1, 1)
+    assert "remove_unused_columns" not in settings
+
+
 @pytest.mark.parametrize(
     ("stage", "tool"), [("ppo", "trl"), ("ppo", "axolotl"), ("grpo", "llamafactory"), ("distill", "axolotl")]
 )

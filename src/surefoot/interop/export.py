@@ -14,6 +14,7 @@ import math
 import posixpath
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -64,7 +65,7 @@ def targets() -> dict[str, Target]:
     return {tool.target.file.partition(".")[0]: tool.target for tool in tools() if tool.target is not None}
 
 
-def export(target: Target, config: RunConfig, given: Collection[str], ours: Ours) -> Written:
+def export(target: Target, config: RunConfig, given: AbstractSet[str], ours: Ours) -> Written:
     """Write a config for a tool. given: dotted keys that the user wrote. Raises InputError if the tool has no such
     method."""
     tried = [_written(target, config, given, ours, method, rows) for method, rows in target.rows(ours).items()]
@@ -104,9 +105,13 @@ def account(fates: Collection[Fate]) -> Iterator[str]:
             yield f"  {fate.key}: {shown(fate.value)}{there}{f' ({fate.why})' if fate.why else ''}"
 
 
-def _written(target: Target, config: RunConfig, given: Collection[str], ours: Ours, method: str, rows: Rows) -> Written:
+def _written(
+    target: Target, config: RunConfig, given: AbstractSet[str], ours: Ours, method: str, rows: Rows
+) -> Written:
     proposed = _proposed(rows, ours)
-    settings = {**target.fixed, **{name: value for name, value in proposed.items() if value != rows[name].default}}
+    chosen = (name for name, value in proposed.items() if value != rows[name].default or name in target.always)
+    fixed = target.fixed(ours)
+    settings = {**fixed, **{name: proposed[name] for name in chosen}}
     files, path = target.files(ours), posixpath.join(ours.folder, target.file)
     beside = {posixpath.join(ours.folder, name): text for name, text in files.items()}
     command = target.start(ours, method, path)
@@ -120,7 +125,7 @@ def _written(target: Target, config: RunConfig, given: Collection[str], ours: Ou
             except InputError as error:
                 _mend(target, settings, proposed, error, refused)
                 continue
-            if not _drop_idle(settings, found, refused):
+            if not _drop_idle(settings, fixed, found, refused):
                 return tuple(_fates(target, config, given, ours, rows, found, refused, beside))
 
     fates = fates_of(settings)
@@ -202,9 +207,13 @@ def _mend(
     )
 
 
-def _drop_idle(settings: dict[str, Any], found: Translation, refused: dict[str, str]) -> bool:
+def _drop_idle(settings: dict[str, Any], fixed: Mapping[str, Any], found: Translation, refused: dict[str, str]) -> bool:
     """Take out the settings that have no effect. Returns whether there were any."""
-    idle = [name for name in settings if any(_about(note, name) and note.outcome == "listed" for note in found.notes)]
+    idle = [
+        name
+        for name in settings.keys() - fixed.keys()
+        if any(_about(note, name) and note.outcome == "listed" for note in found.notes)
+    ]
     for name in idle:
         del settings[name]
         refused[name] = ""
@@ -216,7 +225,7 @@ def _about(note: Any, setting: str) -> bool:
 
 
 def _fates(
-    target: Target, config: RunConfig, given: Collection[str], ours: Ours, rows: Rows, found: Translation,
+    target: Target, config: RunConfig, given: AbstractSet[str], ours: Ours, rows: Rows, found: Translation,
     refused: Mapping[str, str], beside: Mapping[str, str],
 ) -> Iterator[Fate]:  # fmt: skip
     again = check_config(found.config, files=False)
@@ -227,13 +236,14 @@ def _fates(
     back["data.template"] = beside.get(back["data.template"], back["data.template"])
     known = {key for row in rows.values() for key in row.keys}
     written = {key for key, _ in _flat(found.config, "")}
+    asked = {*given, *(key for name, key in _OF_SOURCES.items() if name in given)}
     for key in dict.fromkeys((*mine, *back)):
         if key == "data.eval" and not (key in mine and key in back):
             continue  # one of the two has sources, whose own keys follow
         notes = [note for note in found.notes if any(_within(key, own) for own in note.keys)]
         words = tuple(dict.fromkeys(note.word for note in notes if note.outcome != "assumed"))
         value, there = mine.get(key), back.get(key)
-        said = any(_within(key, one) or _within(one, key) for one in given)
+        said = any(_within(key, one) or _within(one, key) for one in asked)
         if not _equal(value, there):
             rows_of_it = [row for row in rows.values() if any(_within(key, own) for own in row.keys)]
             why = "; ".join(refused[row.name] for row in rows_of_it if refused.get(row.name))
@@ -246,6 +256,13 @@ def _fates(
         elif said:
             changed = "; ".join(dict.fromkeys(note.why for note in notes if note.outcome == "changed"))
             yield Fate(key, "changed" if changed else "carried", value, there, words, changed)
+    for key in sorted(given - _OF_SOURCES.keys()):
+        if not any(_within(one, key) or _within(key, one) for one in (*mine, *back)):
+            yield Fate(key, "carried", ours[key], None, (), "has no effect in this run")
+
+
+# Settings of all sources, which `leaves` has at each source.
+_OF_SOURCES = {"data.format": "data.train.format", "data.max_samples": "data.train.max_samples"}
 
 
 def _within(key: str, other: str) -> bool:

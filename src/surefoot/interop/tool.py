@@ -22,7 +22,8 @@ class Target:
     name: as in its dialect. file: name of the config.
     rows: config -> rows of each of the tool's methods that may fit; the one that keeps most is written.
     start: (config, method, path of what is written) -> the words that start the training.
-    fixed: settings of every config.
+    fixed: config -> settings that the tool demands, whatever they mean here.
+    always: settings that are written also at the tool's default, as it demands them.
     files: config -> name and text of the files beside it.
     origin: (config, a translated source) -> the source that was written for it.
     remarks: key -> why it may differ, where no note says so.
@@ -32,7 +33,8 @@ class Target:
     file: str
     rows: Callable[[Ours], Mapping[str, Rows]]
     start: Callable[[Ours, str, str], list[str]]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Callable[[Ours], Mapping[str, Any]] = lambda ours: {}
+    always: tuple[str, ...] = ()
     files: Callable[[Ours], Mapping[str, str]] = lambda ours: {}
     origin: Callable[[Ours, dict[str, Any]], dict[str, Any]] = lambda ours, source: source
     remarks: Mapping[str, str] = field(default_factory=dict)

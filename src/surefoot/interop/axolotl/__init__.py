@@ -91,5 +91,12 @@ def environment_note(note: Note) -> Note:
 
 
 _STAGES = ("sft", "pretrain", "reward", *(stage for stage, _ in METHODS.values()))
-_TARGET = Target(TOOL, "axolotl.yaml", lambda ours: {"train": ROWS} if ours["stage"] in _STAGES else {}, back.start)
+_TARGET = Target(
+    TOOL,
+    "axolotl.yaml",
+    lambda ours: {"train": ROWS} if ours["stage"] in _STAGES else {},
+    back.start,
+    fixed=lambda ours: {"remove_unused_columns": False} if ours.facts.records == "judged" else {},
+    always=("micro_batch_size", "gradient_accumulation_steps"),
+)
 AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note, target=_TARGET)

@@ -181,7 +181,7 @@ _TARGET = Target(
     file="llamafactory.yaml",
     rows=lambda ours: {"train": ROWS} if ours["stage"] in STAGES.values() else {},
     start=back.start,
-    fixed={"do_train": True},
+    fixed=lambda ours: {"do_train": True},
     files=back.files,
     origin=back.origin,
 )
