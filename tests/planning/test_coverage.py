@@ -159,3 +159,11 @@ def test_names_reach_parameters_as_they_reach_layers(options, parameters, tmp_pa
     assert sorted({".".join(name.split(".")[-2:]) for name in plan.parameters}) == parameters
     model = add_adapter(moe_model("mixtral"), plan, seed=1, base="base")
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == plan.trainable
+
+
+@pytest.mark.parametrize(("name", "meant"), [("experts.down_porj", "experts.down_proj"), ("q_porj", "q_proj")])
+def test_a_target_that_does_not_exist_is_answered_with_a_name_of_experts_too(name, meant, tmp_path):
+    notes = Notes()
+    plan_adapter(shape(targets=[name]), moe_facts(tmp_path, "qwen3_moe"), 0, notes)
+    (fault,) = notes.faults
+    assert gives(fault.fix, meant)

@@ -251,10 +251,13 @@ def _suggestion(name: str, model: ModelFacts, *, linear: bool) -> str:
         whose = f"in {model.family.name} models" if model.family else "in this model"
         return f"{whose} the layers lie in {place!r}"
     existing = dict.fromkeys(module.name.rpartition(".")[2] for module in model.modules if module.linear or not linear)
+    if linear:  # experts and routers that are parameters
+        stacked = [(module.name, one.name) for module in model.modules for one in module.matrices if module.in_layer]
+        existing |= dict.fromkeys(f"{module.rpartition('.')[2]}.{matrix}" for module, matrix in stacked)
     wanted = name.rpartition(".")[2]
     if linear and model.family and (other := counterpart(wanted, model.family)):
         return f"in {model.family.name} models that is {other}; there are {', '.join(existing)}"
-    near = nearest_word(wanted, list(existing))
+    near = nearest_word(name, list(existing)) or nearest_word(wanted, list(existing))
     return f"did you mean {near}?" if near else f"there are {', '.join(existing)}"
 
 
