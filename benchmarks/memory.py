@@ -268,7 +268,8 @@ def _world(case: dict[str, Any], shape: Shape, data: Path, batch: str, section: 
             subprocess.run(words, check=True, cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
     reward = folder / "length_of.py"
     reward.write_text(_REWARD)
-    adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32}}\n"
+    of_experts = ", experts: false" if case["adapter"] == "dora" and "num_experts" in shape.own else ""
+    adapter = "" if case["adapter"] == "full" else f"adapter: {{kind: {case['adapter']}, rank: 32{of_experts}}}\n"
     path = folder / "run.yaml"
     packing = ", packing: on" if case.get("packed") else ""
     path.write_text(

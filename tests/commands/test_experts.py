@@ -98,8 +98,7 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_log_and_report_have_the_loads_and_name_the_dead(finished):
-    rows = [json.loads(line) for line in (finished / "trainer_log.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "expert_busiest" in row]
+    steps = rows(finished)
     assert len(steps) == STEPS
     assert all(1 < row["expert_busiest"] <= EXPERTS / CHOSEN for row in steps)
     assert all(row["experts_idle"] >= 2 * len(DEAD) for row in steps)
@@ -216,9 +215,14 @@ ENGINES: dict[str, dict[str, object]] = {
 }
 
 
+def rows(run: Path) -> list[dict[str, float]]:
+    """Of the log, those of steps."""
+    found = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
+    return [row for row in found if "loss" in row]
+
+
 def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "trainer_log.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    return [row["loss"] for row in rows(run)]
 
 
 def on_two(server, base: Path, folder: Path, engine: str, change: str = "", **changes) -> Path:
@@ -249,8 +253,14 @@ def test_on_two_ranks_it_is_the_same_run(straight, base, finished, engine):
     steps, weights = furthest(finished, two)
     assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
     assert (two / "adapter_config.json").read_text() == (finished / "adapter_config.json").read_text()
-    tokens = [json.loads((run / "expert_load.json").read_text())["tokens"] for run in (finished, two)]
-    assert tokens[0] == tokens[1]  # of both ranks
+    loads = [json.loads((run / "expert_load.json").read_text()) for run in (finished, two)]
+    assert loads[0] == loads[1]  # tokens of both ranks, and so the same dead experts
+    assert loads[0]["dead"] == {"0": DEAD, "1": DEAD}
+    spread = [[(row["expert_busiest"], row["experts_idle"]) for row in rows(run)] for run in (finished, two)]
+    assert spread[0] == spread[1]
+    used = [rank["fast_paths"]["adapter"] for rank in json.loads((two / "environment.json").read_text())["ranks"]]
+    form = None if engine == "ddp" else "experts"
+    assert [(one["used"], one.get("form")) for one in used] == [(True, form)] * 2
     assert apart(logits(by_peft(base, two)), logits(by_peft(base, finished))) <= TWO_RANKS
 
 

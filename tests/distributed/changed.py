@@ -41,13 +41,16 @@ def keeps_experts_from_learning(rank: int) -> None:
     """Rank 1's gradients of its experts' adapters are zero."""
     if rank == 0:
         return
-    from surefoot.models import peft
+    from surefoot.models.fast import experts
+    from surefoot.runs.parity.experts import _EXPERTS
 
-    wrapper: Any = peft.ParamWrapper
-    proper = wrapper.get_delta_factors
+    proper = experts._matrices
 
     def constant(*given: Any) -> Any:
-        left, right, scale = proper(*given)
-        return left.detach() + 0 * left, right.detach() + 0 * right, scale
+        found = proper(*given)
+        a, b = found.a, found.b
+        if len(found.weight) <= _EXPERTS:  # the comparison before step 1
+            return found
+        return replace(found, a=a.detach() + 0 * a, b=b.detach() + 0 * b)
 
-    wrapper.get_delta_factors = constant
+    experts._matrices = constant

@@ -23,6 +23,10 @@ HERE = Hardware("this CPU", "cpu", 2**40, None, False, True, False, 2, preset=Fa
 GPU = dataclasses.replace(preset("h100"), memory=2**40, preset=False)
 
 
+FSDP = {"parallel": {"engine": "fsdp2"}}
+ZERO2, ZERO3 = ({"parallel": {"engine": "deepspeed", "zero_stage": stage}} for stage in (2, 3))
+
+
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     """What the plan says of a key of `kernels:`."""
@@ -62,20 +66,19 @@ def norms(plain, fused, failure=""):
 
 
 TIMED = {"machine": HERE, "seen": trials()}
-FSDP, DEEPSPEED = {"parallel": {"engine": "fsdp2"}}, {"parallel": {"engine": "deepspeed"}}
 OBSTACLES = {
     ("adapter", "fast"): [
         ({"adapter": LORA, "precision": {"base": "nf4"}}, "nf4"),
         ({"adapter": LORA, "precision": {"base": "int8"}}, "int8"),
         ({"adapter": LORA} | FSDP, "fsdp2"),
-        ({"adapter": LORA} | DEEPSPEED, "deepspeed"),
+        ({"adapter": LORA} | ZERO2, "deepspeed"),
         ({"adapter": LORA, "compile": "default"}, "torch.compile"),
         ({"adapter": None}, "no adapter"),
     ],
     ("last_block", "pruned"): [  # other rows matter
         ({"stage": "pretrain"}, "all positions"),
         (FSDP, "fsdp2"),
-        (DEEPSPEED, "deepspeed"),
+        (ZERO3, "deepspeed"),
         ({"compile": "default"}, "torch.compile"),
         ({"adapter": LORA | {"dropout": 0.1}}, "dropout"),
         ({"model": {"path": "base", "dropout": 0.1}}, "dropout"),
@@ -168,19 +171,22 @@ def test_what_was_measured_is_kept_in_the_plan_and_plans_of_before_are_plain():
 
 
 @pytest.mark.parametrize(
-    ("request_", "world", "said"),
+    ("request_", "world", "kernel"),
     [
-        ({}, 1, 0),
-        ({"parallel": {"engine": "ddp"}}, 2, 0),
-        ({"parallel": {"engine": "fsdp2"}}, 2, 1),
-        ({"parallel": {"engine": "deepspeed"}}, 2, 1),
-        ({"kernels": {"adapter": "plain"}}, 1, 1),
-        ({"parallel": {"engine": "fsdp2"}, "precision": {"base": "fp32"}}, 2, 0),
-        ({"parallel": {"engine": "fsdp2"}, "adapter": {**LORA, "experts": False}}, 2, 0),
+        ({}, 1, "fast"),
+        ({"parallel": {"engine": "ddp"}}, 2, "fast"),
+        (ZERO2, 2, "experts"),
+        (FSDP, 2, "experts"),
+        (ZERO3, 2, "experts"),
+        (FSDP | {"compile": "default"}, 2, "lost"),
+        (FSDP | {"kernels": {"adapter": "plain"}}, 2, "lost"),
+        ({"kernels": {"adapter": "plain"}}, 1, "lost"),
+        (FSDP | {"kernels": {"adapter": "plain"}, "precision": {"base": "fp32"}}, 2, "plain"),
+        (FSDP | {"adapter": {**LORA, "experts": False}}, 2, "plain"),
     ],
     ids=str,
 )
-def test_experts_to_which_changes_are_added_in_16_bits_are_a_caution(tmp_path, request_, world, said):
+def test_experts_to_which_changes_are_added_in_16_bits_are_a_caution(tmp_path, request_, world, kernel):
     facts = moe_facts(tmp_path / "model", "mixtral", vocab_size=128_256)
     tokenizer = read_tokenizer_facts(llama3_tokenizer(tmp_path))
     plan = resolve(
@@ -193,7 +199,8 @@ def test_experts_to_which_changes_are_added_in_16_bits_are_a_caution(tmp_path, r
         ranks=RanksFacts(world=world),
     )
     cautions = [caution for caution in plan.cautions if "experts.gate_up_proj" in caution]
-    assert len(cautions) == said
+    assert plan.kernels.adapter.value == ("plain" if kernel == "lost" else kernel)
+    assert len(cautions) == (kernel == "lost")
     experts = sum(one.numbers for module in facts.modules for one in module.matrices if not module.routes)
     assert all(size_text(2 * experts // facts.layers) in caution for caution in cautions)
 

@@ -123,7 +123,8 @@ class AttentionConfig(Section):
 class KernelsConfig(Section):
     adapter: Literal["auto", "plain", "fast"] = "auto"
     """Forward and backward pass of LoRA and DoRA. plain: PEFT's. fast: surefoot's, equal up to rounding. auto: fast
-    where supported, unless its results differ on the run's own weights."""
+    where supported (under fsdp2 and deepspeed for a mixture's experts), unless its results differ on the run's own
+    weights."""
     loss: Literal["auto", "plain", "chunked"] = "auto"
     """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: a chunk of positions
     at a time, with gradients computed in the forward pass, so that memory does not grow with positions x vocabulary.

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _ALIGNED = 16  # bytes; strides of `grouped_mm` operands must be multiples of it
@@ -27,11 +29,12 @@ _ALIGNED = 16  # bytes; strides of `grouped_mm` operands must be multiples of it
 class Matrices:
     """One projection of all experts.
 
-    weight: [E, I, O], frozen; a view if the model stores it transposed.
+    weight: [E, I, O], frozen.
     bias: [E, O], frozen, or None.
     a: [E * r, I], expert-major; None without an adapter.
     b: [O, r * E], with the expert index varying fastest; None without an adapter.
     scale: s.
+    turned: whether the model stores the weight as [E, O, I], which it then is.
     """
 
     weight: torch.Tensor
@@ -39,6 +42,7 @@ class Matrices:
     a: torch.Tensor | None = None
     b: torch.Tensor | None = None
     scale: float = 1.0
+    turned: bool = False
 
 
 def adapted_experts(
@@ -75,7 +79,7 @@ def _project(x: torch.Tensor, one: Matrices, chosen: torch.Tensor, ends: torch.T
     """Apply one projection, [S, I] -> [S, O], in the weight's dtype. chosen: [S], expert per row; ends: see
     `grouped`."""
     x = x.to(one.weight.dtype)
-    y = grouped(x, one.weight, ends)
+    y = _Frozen.apply(x, one.weight, one.turned, ends)
     if one.a is not None and one.b is not None:
         experts = len(ends)
         down = one.a.to(x.dtype).view(experts, -1, x.shape[1]).transpose(1, 2)  # [E, I, r]
@@ -84,14 +88,32 @@ def _project(x: torch.Tensor, one: Matrices, chosen: torch.Tensor, ends: torch.T
     return y if one.bias is None else y + one.bias.to(y.dtype)[chosen]
 
 
+class _Frozen(torch.autograd.Function):
+    """The product with frozen matrices. It saves the parameter itself, not the view that is multiplied: ZeRO 3 gives a
+    parameter other memory for each pass, and a view would keep all experts that were gathered for the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, turned: bool, ends: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight, ends)
+        ctx.turned = turned
+        return grouped(x, weight.transpose(1, 2) if turned else weight, ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        weight, ends = ctx.saved_tensors
+        return grouped(change, weight if ctx.turned else weight.transpose(1, 2), ends), None, None, None
+
+
 def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Multiply each group of rows with its matrix, [S, I] x [E, I, O] -> [S, O]. ends: [E] int32, end row per group."""
-    if _is_taken(x.dtype, x.device.type) and _is_aligned(x) and _is_aligned(weight):
-        with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast(x.device.type, enabled=False):
+        if _is_taken(x.dtype, x.device.type) and _is_aligned(x) and _is_aligned(weight):
             return F.grouped_mm(x, weight, offs=ends)
-    bounds = [0, *ends.tolist()]
-    pieces = [x[begin:end] @ weight[number] for number, (begin, end) in enumerate(pairwise(bounds))]
-    return torch.cat(pieces)
+        bounds = [0, *ends.tolist()]
+        return torch.cat([x[begin:end] @ weight[number] for number, (begin, end) in enumerate(pairwise(bounds))])
 
 
 def _is_taken(dtype: torch.dtype, device: str) -> bool:
@@ -123,7 +145,7 @@ def plain_experts(
 
 
 def _plain(x: torch.Tensor, one: Matrices, number: int) -> torch.Tensor:
-    y = x @ one.weight[number]
+    y = x @ (one.weight[number].T if one.turned else one.weight[number])
     if one.a is not None and one.b is not None:
         experts = len(one.weight)
         rank = len(one.a) // experts

@@ -177,8 +177,7 @@ class LoadedModels:
     checkpoint: checkpoint the run resumes from; None at the start.
     verified: results of the checks against the plan.
     share: engine and number of elements of this rank, for environment.json.
-    packing_fault: why the model cannot process packed rows, if that was tested before sharding; empty if it can, or was
-        not tested.
+    tested: record of each fast path that is settled by a test before sharding, by the path's name.
     """
 
     plan: RunPlan
@@ -191,7 +190,7 @@ class LoadedModels:
     checkpoint: Checkpoint | None
     verified: dict[str, Any]
     share: dict[str, Any]
-    packing_fault: str = ""
+    tested: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Start(Protocol):

@@ -51,6 +51,15 @@ def _matrices(model: ModelFacts) -> list[tuple[str, MatrixFact]]:
     ]
 
 
+def largest_gradient(model: ModelFacts) -> int:
+    """Bytes of the largest gradient of experts in full training; 0 without experts."""
+    return 4 * max((one.numbers for _, one in _matrices(model)), default=0) if model.experts else 0
+
+
+def adapts_experts(model: ModelFacts, adapter: AdapterPlan | None) -> bool:
+    return adapter is not None and any(name in adapter.parameters for name, _ in _matrices(model))
+
+
 def summed_bytes(model: ModelFacts, adapter: AdapterPlan, width: int) -> int:
     """Bytes of the copy W + s B A of an average layer's experts, which PEFT keeps for the backward pass."""
     adapted = (one for name, one in _matrices(model) if name in adapter.parameters)

@@ -14,15 +14,16 @@ from surefoot.config.overrides import with_settings
 from surefoot.config.schema import KernelsConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.methods import METHODS
-from surefoot.planning.experts import summed_bytes
+from surefoot.planning.experts import adapts_experts, summed_bytes
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, PLAIN, AdapterPlan, Choice, KernelsPlan, PackedType
 from surefoot.system.hardware import Hardware
 from surefoot.system.messages import size_text
 
-CUTTING = ("fsdp2", "deepspeed")  # engines that shard parameters and gather them only within the module's own forward
+CUTTING = ("fsdp2", "deepspeed")  # engines that shard parameters or gradients; only kernels for experts run under them
 FUSED = "fused"
+EXPERTS = "experts"  # of the adapter kernels, only those for experts
 _CLEAR = 1.2  # minimum speed-up of fused norms and rotary embeddings
 # Up to which share of a weight a change is rounded away: half of the largest step between two numbers of 8 and 11 bits.
 _LOST = {"bf16": "0.4 %", "fp16": "0.05 %"}
@@ -67,6 +68,10 @@ def plan_kernels(
     of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
     of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
     of_layers = _choice("adapter", requested.adapter, "fast", of_adapter, notes)
+    # Nothing of these is kept from one forward pass to the next.
+    alone = not adapter_obstacle(adapter, packed=packed, qat=qat, engine="single", compiled=compiled)
+    if engine in CUTTING and alone and requested.adapter == "auto" and adapts_experts(model, adapter):
+        of_layers = Choice(EXPERTS, f"experts alone: {of_adapter}", "default")
     if adapter and adapter.parameters and of_layers.value == PLAIN and (lost := _LOST.get(base)):
         copied = size_text(summed_bytes(model, adapter, 2))
         notes.caution(

@@ -8,7 +8,7 @@ from itertools import chain
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.experts import as_dense
-from surefoot.planning.fast_paths import FUSED, head_rows
+from surefoot.planning.fast_paths import EXPERTS, FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
@@ -40,6 +40,7 @@ class Workload:
     learning: int = 0  # parameters of a second trained model
     under: int = 0  # bytes of that model's frozen base, if it is not the policy's
     fast_adapter: bool = False  # whether surefoot's adapter kernel is used
+    fast_experts: bool = False  # whether its kernel for adapters on experts is used
     loss_rows: int | None = None  # positions whose logits exist at once; None: all of them
     documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations exist at once: two for actor and critic
@@ -126,6 +127,7 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
     return replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
+        fast_experts=kernels.adapter.value in ("fast", EXPERTS),
         fused_norms=kernels.pointwise.value == FUSED,
         prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # whose values need all rows
         # An unknown family may change its logits: reserve memory for all of them.

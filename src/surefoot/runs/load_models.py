@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +22,15 @@ from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
 from surefoot.models.facts import is_router, layer_name
-from surefoot.models.fast.packing import documents_fault
+from surefoot.models.fast.packing import NAME, documents_fault
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
-from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.fast_paths import CUTTING, EXPERTS
 from surefoot.planning.parallel import holds_narrow, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
+from surefoot.runs.parity.experts import experts_record
 from surefoot.runs.requirements import require_libraries
 from surefoot.system import process
 from surefoot.system.allocator import KeptMemory, mapped_bytes
@@ -101,9 +103,13 @@ def load_models(
     # A pass of two tokens: compiling for it would take longer than all checks together.
     with eager_mode(policy):
         head = verify_head(policy, at_first)
-    packs = plan.kernels.documents.value != PLAIN
-    # Checked now: once weights are sharded, ranks wait for each other within a forward pass, and none may fail there.
-    packing_fault = documents_fault(policy) if packs and choice.name in CUTTING else ""
+    # Tested now: once weights are sharded, ranks wait for each other within a forward pass, and none may fail there.
+    tested: dict[str, dict[str, Any]] = {}
+    packs = plan.kernels.documents.value != PLAIN and choice.name in CUTTING
+    if packs and (fault := documents_fault(policy)):
+        tested[NAME] = {"used": False, "fault": fault}
+    if plan.kernels.adapter.value == EXPERTS:
+        tested["adapter"] = experts_record(policy, ranks, resumed=checkpoint is not None)
     whole = count_elements(built.model)
     settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
     engine = make_engine(
@@ -144,7 +150,7 @@ def load_models(
             **({"allocator": allocator} if allocator else {}),
         },
         share=share,
-        packing_fault=packing_fault,
+        tested=tested,
     )
 
 

@@ -29,7 +29,7 @@ from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.planning.batch import examples_of_step
-from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.fast_paths import CUTTING, EXPERTS
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import PLAIN, BatchPlan, Choice, RunPlan, TokenizerPlan
@@ -112,8 +112,8 @@ def other_kernels(existing: FolderState, plan: RunPlan) -> list[str]:
 
 
 def _drop_fast_paths(anew: RunPlan, plan: RunPlan, *names: str) -> RunPlan:
-    """Drop the named fast paths from `plan` that `anew` does not have."""
-    gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value == PLAIN}
+    """Drop the named fast paths from `plan` that `anew` does not have, in whole or but for experts."""
+    gone = {name: choice for name in names if (choice := getattr(anew.kernels, name)).value in (PLAIN, EXPERTS)}
     gone = {name: choice for name, choice in gone.items() if getattr(plan.kernels, name).value != PLAIN}
     return replace(plan, kernels=replace(plan.kernels, **gone))
 

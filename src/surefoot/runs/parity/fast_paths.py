@@ -17,9 +17,9 @@ A path that differs by more than rounding is left out, and the plan records it. 
 plan, as an uninterrupted run would: a path that now differs, on later weights, stays with a warning. Nothing is timed
 here: the plan has decided which paths are worth using.
 
-An engine that shards parameters gathers them within the forward pass, where its ranks wait for each other and none may
+An engine that shards weights gathers them within the forward pass, where its ranks wait for each other and none may
 fail. For such engines packed rows are tested with two short documents while the model is still whole
-(`models.fast.packing.documents_fault`, called by `runs.load_models`).
+(`models.fast.packing.documents_fault`, called by `runs.load_models`), and so are experts, in fp32 (`parity.experts`).
 
 `try_compiled` compares a compiled model with the eager one in the same way. If it differs by more than rounding the run
 ends with an error that names the key. Times are shown so that nobody compiles in vain, but the config decides.
@@ -38,12 +38,13 @@ from surefoot.methods.method import LoadedModels
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
+from surefoot.models.fast.experts import experts_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.planning.fast_paths import CUTTING, head_rows
+from surefoot.planning.fast_paths import CUTTING, EXPERTS, head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
@@ -67,13 +68,14 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     in their first product.
     """
     engine, form = plan.parallel.engine.value, plan.kernels.documents.value
-    if engine in CUTTING and (named := [name for name in SWITCHED if getattr(plan.kernels, name).value != PLAIN]):
+    fast = [name for name in SWITCHED if getattr(plan.kernels, name).value not in (PLAIN, EXPERTS)]
+    if engine in CUTTING and fast:
         what = f"is in the plan, but {engine} gathers the weights of a module only during its own forward pass"
         raise EnvironmentFault(
-            [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in named]
+            [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in fast]
         )
     packed = [] if form == PLAIN else [packed_attention(form)]
-    adapter = [adapter_path()] if plan.kernels.adapter.value == "fast" else []
+    adapter = {"fast": [adapter_path()], EXPERTS: [experts_path()]}.get(plan.kernels.adapter.value, [])
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
@@ -97,7 +99,7 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
     fails.
     """
     plan, paths = loaded.plan, planned_paths(loaded.plan)
-    found = {path.name: record for path in paths if (record := _blocked(path, loaded))}
+    found = {path.name: record for path in paths if (record := _settled(path, loaded))}
     left = [path for path in paths if path.name not in found]
     if left:
         # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass.
@@ -105,16 +107,16 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
             found |= _Comparison(run, loaded, left).records(left)
     for path in paths:
         plan = _plan_after(plan, path.name, found[path.name], say, resumed=run.resumed)
-    for path in left:
+    for path in paths:
         if found[path.name]["used"]:
             path.install(loaded.engine.model)
     return plan, found
 
 
-def _blocked(path: FastPath, loaded: LoadedModels) -> dict[str, Any]:
-    """Return the record of a path that cannot be installed in this model; empty if it can."""
-    if path.name == NAME and loaded.packing_fault:
-        return {"form": path.form, "used": False, "fault": loaded.packing_fault}
+def _settled(path: FastPath, loaded: LoadedModels) -> dict[str, Any]:
+    """Return the record of a path that was tested before sharding or cannot be installed in this model; else empty."""
+    if tested := loaded.tested.get(path.name):
+        return {"form": path.form, **tested}
     why = path.obstacle(loaded.engine.model)
     return {"used": False, "obstacle": why} if why else {}
 
