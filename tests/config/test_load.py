@@ -498,6 +498,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     path = write_config(tmp_path, data=f"{{train: {train}, eval: {train}}}")
     sections = {
+        "model.trained": ["adapter=null"],
         "reward": ["stage=reward", "reward.loss=divergence"],
         "alignment": ["stage=dpo"],
         "alignment.good": ["stage=kto"],
