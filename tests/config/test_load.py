@@ -18,6 +18,7 @@ from surefoot.config.keys import all_keys, as_yaml
 from surefoot.config.load import load_config
 from surefoot.config.schema import RunConfig
 from surefoot.config.suggestions import OTHER_NAMES, nearest_key
+from surefoot.method_facts.losses import OTHER_WAYS
 from surefoot.system.errors import InputError
 
 GALLERY = Path(__file__).resolve().parents[1] / "golden" / "messages" / "config.txt"
@@ -478,6 +479,14 @@ def test_any_value_through_an_override(tmp_path: Path, key: str, value: Any) -> 
         write_config(tmp_path)
     for message in faults(path, f"{key}={as_yaml(value)}"):
         assert message.startswith(("override", "run.yaml"))
+
+
+def test_a_method_that_is_rounds_of_others_is_refused_with_that_way(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    for override in ("stage=online_dpo", "grpo.loss=online_dpo"):
+        (message,) = [one for one in faults(path, override) if "online_dpo" in one]
+        assert OTHER_WAYS["online_dpo"] in message
+    assert not any(OTHER_WAYS["online_dpo"] in one for one in faults(path, "grpo.loss=online"))  # the twin
 
 
 def test_the_saved_config_runs_again(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_the_best_answers_of_a_base_are_what_stage_sft_learns(world, grpo_yaml, 
     out, data, asks = tmp_path / "out", tmp_path / "rows.jsonl", tmp_path / "grpo.yaml"
     asks.write_text(json.dumps(config))
     data.write_text("".join(json.dumps(row) + "\n" for row in RECORDS[kind] * 5))
-    words = [world / "base", data, "--config", asks, "--answers", 16, "--out", out, "--best"]
+    words = [world / "base", data, "--config", asks, "--answers", 16, "--out", out, "--best", "--pairs"]
     prepared: list[PreparedData] = []
     real = examples.prepare_data
 
@@ -195,6 +195,25 @@ def test_the_best_answers_of_a_base_are_what_stage_sft_learns(world, grpo_yaml, 
         assert example.ids[:size].tolist() == prompts[place].ids.tolist()
         assert example.supervised.tolist() == [False] * size + [True] * (len(example.ids) - size)
         assert decode(example.ids[size:], skip_special_tokens=True) == one["answer"]
+
+    pairs = lines(out / "pairs.jsonl")
+    fit = [
+        [one for one in drawn[place : place + 16] if one["ended"] and one["answer"].strip()]
+        for place in range(0, len(drawn), 16)
+    ]
+    wanted = [(max(own, key=score), min(own, key=score)) for own in fit if len({score(one) for one in own}) > 1]
+    assert asked["pairs"] == len(pairs) == len(wanted) > 3
+    assert [(one["score_chosen"], one["score_rejected"]) for one in pairs] == [tuple(map(score, one)) for one in wanted]
+    dpo = {**sft, "stage": "dpo", "data": {**sft["data"], "train": str(out / "pairs.jsonl")}}
+    surefoot.train({**dpo, "output": str(tmp_path / "dpo")}, stream=io.StringIO())
+    learned = prepared[-1].train
+    answers = [decode(one.ids[one.supervised], skip_special_tokens=True) for one in map(learned.__getitem__, range(4))]
+    trimmed = [one["answer"].strip() for pair in wanted[:2] for one in pair]  # as Llama 3's template does
+    assert [one.strip() for one in answers] == trimmed
+
+
+def score(answer: dict[str, Any]) -> float:
+    return answer["score"]
 
 
 def test_the_same_request_writes_the_same_bytes_and_nothing_else_is_replaced(world, grpo_yaml, tmp_path):

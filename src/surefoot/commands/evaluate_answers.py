@@ -27,7 +27,7 @@ from surefoot.system.errors import Fault, InputError
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
 
-_FINDINGS, _ANSWERS, _BEST = "answers.json", "answers.jsonl", "best.jsonl"
+_FINDINGS, _ANSWERS, _BEST, _PAIRS = "answers.json", "answers.jsonl", "best.jsonl", "pairs.jsonl"
 _COUNT = 8
 
 
@@ -49,6 +49,7 @@ _COUNT = 8
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the draws.  [default: the config's]")
 @click.option("--max-samples", type=click.IntRange(min=1), help="Use only the first N prompts.")
 @click.option("--best", is_flag=True, help=f"Write the best answer to each prompt as training data: OUT/{_BEST}.")
+@click.option("--pairs", is_flag=True, help=f"Write the best and worst answer to each prompt: OUT/{_PAIRS}.")
 @only_option
 @findings_options(f"{_FINDINGS} and {_ANSWERS}")
 def answers(
@@ -60,6 +61,7 @@ def answers(
     seed: int | None,
     max_samples: int | None,
     best: bool,
+    pairs: bool,
     only: str | None,
     as_json: bool,
     out: Path | None,
@@ -68,13 +70,15 @@ def answers(
     """Measure the reward of MODEL's answers to prompts, and pass@k: the chance that one of k drawn answers scores at
     least grpo.eval_passes. For a run of stage grpo and its held-out prompts the numbers equal the run's own.
 
-    --best writes the best answer to each prompt that scores as much, in a format that stage sft reads.
+    --best writes the best answer to each prompt that scores as much, in a format that stage sft reads; --pairs the best
+    and the worst answer, in one that stage dpo reads.
     """
     from surefoot.methods.requests import sources_of
     from surefoot.system import durable
 
-    if best and out is None:
-        raise click.UsageError("--best needs --out")
+    flag = "--best" if best else "--pairs" if pairs else ""
+    if flag and out is None:
+        raise click.UsageError(f"{flag} needs --out")
     check_models(model, adapter, only=only)
     config = _grpo_config(model, adapter, file)
     if not config.grpo.rewards and config.grpo.environment is None:
@@ -99,26 +103,28 @@ def answers(
         "max_samples": max_samples,
         "best": best,
         "only": only,
+        **({"pairs": True} if pairs else {}),  # omitted if unset, as in earlier versions
     }
     if out is not None:
         from surefoot.system.folders import require_own_files
 
         claim_out(out / _FINDINGS, request, overwrite)
-        require_own_files(out / _FINDINGS, [_ANSWERS, *([_BEST] if best else [])])
+        require_own_files(out / _FINDINGS, [_ANSWERS, *([_BEST] if best else []), *([_PAIRS] if pairs else [])])
 
     from surefoot.evaluate.answers import (
         AnswersRequest,
         answers_to_json,
         best_records,
         measure_answers,
+        pair_records,
         require_records,
     )
     from surefoot.evaluate.loss import as_evaluated
     from surefoot.methods.open_model import open_for_use
     from surefoot.report.tables.evaluation import answers_lines, answers_table
 
-    if best:
-        require_records(config)
+    if flag:
+        require_records(config, flag)
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, f"scored by {_scorers(config)}")
     asked = AnswersRequest(config, data is None, count, seed, max_samples)
@@ -135,10 +141,14 @@ def answers(
         written = {
             _ANSWERS: _lines({"side": side, **one} for side, own in measured.results.items() for one in own.kept)
         }
+        if flag:
+            require_records(config, flag, measured.audit)
         if best:
-            require_records(config, measured.audit)
             written[_BEST] = _lines(best_records(measured, config.grpo.eval_passes))
             found["best"] = written[_BEST].count(b"\n")
+        if pairs:
+            written[_PAIRS] = _lines(pair_records(measured))
+            found["pairs"] = written[_PAIRS].count(b"\n")
         files = {name: hashlib.sha256(content).hexdigest() for name, content in written.items()}
         from surefoot.system.folders import own_files
 
@@ -157,6 +167,8 @@ def answers(
     console.show(answers_table(found["results"]))
     if best and out is not None:
         console.say(f"{out / _BEST}: the best answers to {found['best']:,} of {len(measured.prompts):,} prompts")
+    if pairs and out is not None:
+        console.say(f"{out / _PAIRS}: pairs of answers to {found['pairs']:,} of {len(measured.prompts):,} prompts")
 
 
 def _grpo_config(model: str, adapter: str | None, file: Path | None) -> RunConfig:

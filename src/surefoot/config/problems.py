@@ -12,6 +12,7 @@ from surefoot.config.keys import Key, all_keys, as_yaml, schema_key, shown, show
 from surefoot.config.schema import RunConfig
 from surefoot.config.suggestions import nearest_key
 from surefoot.config.yaml_scalars import is_plain_text
+from surefoot.method_facts.losses import OTHER_WAYS
 from surefoot.system.messages import MOST, nearest_word
 
 MOST_LISTED = 9  # keys of a group in one message
@@ -133,6 +134,8 @@ def _wrong(path: str, value: Any) -> Problem:
 
 def _remedy(key: Key, value: Any) -> str:
     if isinstance(value, str):
+        if value in OTHER_WAYS and key.name in ("stage", "loss"):
+            return OTHER_WAYS[value]
         if (word := nearest_word(value, key.choices)) is not None:
             return f"write `{key.name}: [{word}]`" if key.item and word == value else f"did you mean {word}?"
         if not is_plain_text(value) and not key.children:

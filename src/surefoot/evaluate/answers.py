@@ -1,12 +1,12 @@
 """`surefoot evaluate answers`: the reward of a finished model's answers to prompts, and pass@k with its interval.
 
 Answers and scores are made as in the evaluations of stage grpo, so the numbers of a run for its held-out prompts equal
-those that it logged. The best answers can be written as records of stage sft (rejection sampling, Yuan et al. 2023).
+those that it logged. The best answers can be written as records of stage sft (rejection sampling, Yuan et al. 2023),
+best and worst as pairs of stage dpo (rounds of it are online DPO, Guo et al. 2024).
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -117,7 +117,6 @@ def measure_answers(
             recorded = Recorded(Path(held.enter_context(tempfile.TemporaryDirectory())), 0, 0)
             talks = open_talks(config, environment, marks, opened.tokenizer, recorded, list, waits, notify)
         answering = Answering(
-            model=opened.model,
             rollouts=EmbeddedRollouts(
                 opened.model,
                 DRAWN_AT_ONCE * micro,
@@ -187,17 +186,16 @@ def _side_to_json(found: Evaluated, least: float) -> dict[str, Any]:
     }
 
 
-def require_records(config: RunConfig, audit: Audit | None = None) -> None:
-    """Raise InputError if answers cannot be written as records of stage sft: with an environment, or if a user's
-    function reads the records, as the audit shows.
-    """
+def require_records(config: RunConfig, flag: str, audit: Audit | None = None) -> None:
+    """Raise InputError, naming `flag`, if answers cannot be written as records of other stages: with an environment,
+    or if a user's function reads the records, as the audit shows."""
     if config.grpo.environment is not None:
         what = "writes answers of one turn, and grpo.environment gives them several"
         fix = "leave it out: --out has all answers with their turns in answers.jsonl, to make records of"
-        raise InputError(Fault("--best", what, fix, code="SF-USE-FLAG"))
+        raise InputError(Fault(flag, what, fix, code="SF-USE-FLAG"))
     if audit is not None and audit.source.layout == CUSTOM:
         what = "needs records that surefoot reads itself, and a function reads these"
-        raise InputError(Fault("--best", what, "leave it out", code="SF-USE-FLAG"))
+        raise InputError(Fault(flag, what, "leave it out", code="SF-USE-FLAG"))
 
 
 def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, Any]]:
@@ -207,27 +205,51 @@ def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, 
     instructions, because templates may have a slot for their input; other prompts become messages. Earlier answers are
     not learned in either form.
     """
+    instructions = _has_instructions(measured)
+    for record, fit in _fit_answers(measured):
+        best = max((one for one in fit if one["score"] >= least), key=_score, default=None)
+        if best is not None:
+            answer = {"output" if instructions else "completion": _answer(best, instructions)}
+            yield {**_prompt(record, instructions), **answer, "score": best["score"], "rewards": best["rewards"]}
+
+
+def pair_records(measured: MeasuredAnswers) -> Iterator[dict[str, Any]]:
+    """Yield the last side's best and worst answer to each prompt as a record of stage dpo, with their scores. Answers
+    that did not end or are empty do not count, and neither does a prompt whose answers have one score."""
+    instructions = _has_instructions(measured)
+    for record, fit in _fit_answers(measured):
+        if fit and (best := max(fit, key=_score))["score"] > (worst := min(fit, key=_score))["score"]:
+            pair = {name: _answer(one, instructions) for name, one in (("chosen", best), ("rejected", worst))}
+            scores = {"score_chosen": best["score"], "score_rejected": worst["score"]}
+            yield {**_prompt(record, instructions), **pair, **scores}
+
+
+def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Yield each prompt's record, and the last side's drawn answers to it that ended, are not empty and have a
+    score."""
     (found,) = list(measured.results.values())[-1:]
-    records = [measured.prompts.record(place) for place in range(len(measured.prompts))]
-    answered = _instruction if all(opening_field(one) == "instruction" for one in records) else _messages
     count = found.sizes[-1]
-    for place, record in enumerate(records):
+    for place in range(len(measured.prompts)):
         drawn = found.kept[place * count : (place + 1) * count]
-        fit = [one for one in drawn if one["ended"] and one["answer"].strip() and _score(one) >= least]
-        if fit:
-            best = max(fit, key=_score)
-            yield {**answered(record, best["answer"]), "score": best["score"], "rewards": best["rewards"]}
+        fit = [one for one in drawn if one["ended"] and one["answer"].strip() and one["score"] is not None]
+        yield measured.prompts.record(place), fit
+
+
+def _has_instructions(measured: MeasuredAnswers) -> bool:
+    places = range(len(measured.prompts))
+    return all(opening_field(measured.prompts.record(place)) == "instruction" for place in places)
 
 
 def _score(kept: Mapping[str, Any]) -> float:
-    return -math.inf if kept["score"] is None else kept["score"]
+    return kept["score"]
 
 
-def _instruction(record: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    return {name: record[name] for name in ("instruction", *BESIDES) if name in record} | {"output": answer}
+def _answer(kept: Mapping[str, Any], instructions: bool) -> str | list[dict[str, str]]:
+    return kept["answer"] if instructions else [{"role": "assistant", "content": kept["answer"]}]
 
 
-def _messages(record: Mapping[str, Any], answer: str) -> dict[str, Any]:
+def _prompt(record: Mapping[str, Any], instructions: bool) -> dict[str, Any]:
+    if instructions:
+        return {name: record[name] for name in ("instruction", *BESIDES) if name in record}
     prompt = read_prompt(record)
-    tools = {"tools": list(prompt.tools)} if prompt.tools else {}
-    return {"prompt": messages(prompt.turns), "completion": [{"role": "assistant", "content": answer}], **tools}
+    return {"prompt": messages(prompt.turns), **({"tools": list(prompt.tools)} if prompt.tools else {})}

@@ -115,6 +115,11 @@ GROUP_LOSSES: Mapping[str, GroupLossFacts] = MappingProxyType(
     }
 )
 
+# Losses and methods that are not there, and what does the same.
+OTHER_WAYS: Mapping[str, str] = MappingProxyType(
+    {"online_dpo": "draw with `surefoot evaluate answers --pairs` and train on the pairs with stage: dpo, in rounds"}
+)
+
 NO_REFERENCE = "none"  # of alignment.reference
 
 

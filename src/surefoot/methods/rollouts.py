@@ -28,6 +28,7 @@ from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.policy import write_policy
 from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
 from surefoot.models.vllm import VllmRollouts
+from surefoot.planning.parallel import shared_parts
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.posting import server
@@ -199,10 +200,13 @@ class RolloutEngine:
     """The engine that generates a rollout's answers.
 
     follow: updates the engine to the current policy; call it before generating.
+    alongside: whether it generates in a thread while this process trains: a server's answers take none of its models,
+        and weights that every process has whole can be kept for them.
     """
 
     rollouts: Rollouts
     follow: Callable[[], None]
+    alongside: bool = False
 
 
 def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> RolloutEngine:
@@ -226,4 +230,5 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
             write_policy(loaded.policy, plan, Path(folder))
             client.synchronize(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
-    return RolloutEngine(client, follow)
+    shared = shared_parts(plan.parallel.engine.value, plan.parallel.zero_stage)
+    return RolloutEngine(client, follow, alongside="weights" not in shared)

@@ -139,7 +139,6 @@ class _Clock:
 
 
 def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
-    state = _with_memory(job, state)  # a checkpoint may be saved before the first step
     if _evaluation_due(job, state):  # the previous session stopped between a step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer, clock)
         if not saved and stop.requested:
@@ -157,7 +156,7 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
         if job.memory is not None:
             method_error = _update_memory(job, job.memory, attempt, report)
             report = replace(report, metrics={**job.memory.metrics(), **report.metrics})
-        state = _with_memory(job, state.after_step(report))
+        state = state.after_step(report)
         observer.step(report, state)  # log the step before raising, so that the log ends with the failing step
         if method_error is not None:
             raise method_error
@@ -245,14 +244,11 @@ def _evaluated(job: Job, step: int) -> EvalReport | None:
         return job.evaluate(step)
 
 
-def _with_memory(job: Job, state: RunState) -> RunState:
-    """Add the method's plain values to the state, with which checkpoints save them."""
-    return state if job.memory is None else replace(state, stage=job.memory.to_json())
-
-
 def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:
     """Save a checkpoint; return the state with the time it took, which the checkpoint itself cannot contain."""
     _notify_saved(job, observer, wait=True)  # two at once would need disk space for both and could finish out of order
+    if job.memory is not None:
+        state = replace(state, stage=job.memory.to_json())
     folder = job.save(state)
     if folder is not None:
         observer.saved(folder, state)

@@ -29,11 +29,13 @@ from surefoot.interop.trl.launch import launched, starts
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.trl.rows import OWN_ROWS
 from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
+from surefoot.method_facts.losses import OTHER_WAYS
 
 NAME = "TRL"
 LATER = ("distillation",)
 _SCRIPTS = {
     "reward_modeling.py": "reward",
+    "dpo_online.py": "online_dpo",
     **{f"{run}{name}.py": name for name in ("sft", *METHODS) for run in ("", "run_")},  # run_: alignment-handbook's
 }
 _MODULE = "trl.scripts."
@@ -228,7 +230,8 @@ def from_command(command: Command, options: Options) -> Translation:
             if method in LATER
             else "is not a training method that surefoot can translate"
         )
-        raise command_error(f"trl {method}".strip(), what, f"supported: sft, {', '.join(METHODS)}")
+        fix = OTHER_WAYS.get(method, f"supported: sft, {', '.join(METHODS)}")
+        raise command_error(f"trl {method}".strip(), what, fix)
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
     words = read_only_flags(arguments, switches=switches, lists=_LISTS)
     in_files: list[Word] = []

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.tokenize.dataset import TokenizedDataset
@@ -27,21 +26,33 @@ from surefoot.methods.rewards.terms import Graded, Reward, grade_all
 from surefoot.methods.rollouts import answers_of_all, evaluation_seed, prompts_at
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
-from surefoot.models.modes import eval_mode
 from surefoot.models.rollout import Rollout, Rollouts
 from surefoot.planning.plan import TokenizerPlan
 from surefoot.training.ranks import gather_texts
 
 
 @dataclass(frozen=True)
+class DrawnAnswers:
+    """This rank's answers to prompts, without scores.
+
+    where: index of each prompt of all ranks in the data.
+    prompts: token ids of the prompts of all ranks.
+    places: which of them this rank has answered.
+    """
+
+    where: Sequence[int]
+    prompts: Sequence[tuple[int, ...]]
+    places: Sequence[int]
+    heard: Heard
+
+
+@dataclass(frozen=True)
 class Answering:
     """How prompts are answered and answers scored.
 
-    model: in eval mode meanwhile.
     limit: most tokens of an answer.
     """
 
-    model: nn.Module
     rollouts: Rollouts
     talks: Talks | None
     rewards: tuple[Reward, ...]
@@ -52,7 +63,7 @@ class Answering:
     passes: Passes
     waits: Waits
 
-    def answer(
+    def draw(
         self,
         step: int,
         data: TokenizedDataset,
@@ -63,8 +74,8 @@ class Answering:
         top_k: int = 0,
         seed: int = 0,
         needed: bool = False,
-    ) -> tuple[GroupRollout, list[dict[str, Any]]]:
-        """Generate and score answers; also return each answer's record for the run folder.
+    ) -> DrawnAnswers:
+        """Generate answers. With a server that does, it needs no model and may run in a thread.
 
         step: that they are for.
         where: index of each prompt in the data.
@@ -77,21 +88,25 @@ class Answering:
         prompts = prompts_at(data, where)
         places = range(how.rank, len(where), how.world)
         own = [prompts.ids[place] for place in places]
-        with torch.no_grad(), eval_mode(self.model):
-            if self.talks is None:
-                with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
-                    heard = Heard(self.rollouts.answer(own, decoding, places))
-            else:
-                asked = Asked(
-                    own,
-                    [data.record(where[place]) for place in places],
-                    [prompts.records[place] for place in places],
-                    [episode_seed(seed, where[place]) for place in places],
-                    places,
-                )
-                heard = self.talks.hold(self.rollouts, asked, decoding, step, needed=needed)
+        if self.talks is None:
+            with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
+                heard = Heard(self.rollouts.answer(own, decoding, places))
+        else:
+            asked = Asked(
+                own,
+                [data.record(where[place]) for place in places],
+                [prompts.records[place] for place in places],
+                [episode_seed(seed, where[place]) for place in places],
+                places,
+            )
+            heard = self.talks.hold(self.rollouts, asked, decoding, step, needed=needed)
+        return DrawnAnswers(where, prompts.ids, places, heard)
+
+    def score(self, data: TokenizedDataset, drawn: DrawnAnswers) -> tuple[GroupRollout, list[dict[str, Any]]]:
+        """Score answers; also return each answer's record for the run folder."""
+        how, places, where, heard = self.passes, drawn.places, drawn.where, drawn.heard
         with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
-            answers = answers_of_all(prompts.ids, heard.answers, places, how.totals)
+            answers = answers_of_all(drawn.prompts, heard.answers, places, how.totals)
         by_models: dict[str, list[float | None]] = {}
         for model in self.reward_models:
             with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
@@ -223,9 +238,9 @@ def evaluate_answers(
 
     seed: the run's.
     """
-    greedy, _ = how.answer(step, data, range(len(data)), temperature=0.0, needed=needed)
+    greedy, _ = how.score(data, how.draw(step, data, range(len(data)), temperature=0.0, needed=needed))
     if not count:
         return Evaluated(greedy, None, ())
     where = [place for place in range(len(data)) for _ in range(count)]
-    drawn, kept = how.answer(step, data, where, temperature=temperature, seed=evaluation_seed(seed), needed=needed)
-    return Evaluated(greedy, drawn, kept)
+    answers = how.draw(step, data, where, temperature=temperature, seed=evaluation_seed(seed), needed=needed)
+    return Evaluated(greedy, *how.score(data, answers))

@@ -14,7 +14,7 @@ A run that ends without a group with spread, or without a non-zero gradient, has
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -92,6 +92,7 @@ class GroupMemory:
 
     episodes: episodes of the current rollout; empty if it was held back.
     ahead: rollouts generated in advance, by number.
+    settle: completes `ahead` with rollouts that are still being drawn.
     notify: shows a message to the user.
     """
 
@@ -99,6 +100,7 @@ class GroupMemory:
         self.numbers = numbers
         self.episodes: tuple[GroupEpisode, ...] = ()
         self.ahead: dict[int, tuple[tuple[GroupEpisode, ...], Figures]] = {}
+        self.settle: Callable[[], None] = lambda: None
         self._cycles, self._patience, self._notify = cycles, patience, notify
         self._step = 0
 
@@ -210,6 +212,7 @@ class GroupMemory:
         return self.numbers.metrics
 
     def to_json(self) -> Mapping[str, Any]:
+        self.settle()
         waiting = [
             {"rollout": number, "records": [one.number for one in episodes], "figures": asdict(figures)}
             for number, (episodes, figures) in self.ahead.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,8 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.methods.environments.recorded import Recorded
-from surefoot.methods.grpo.answering import Answering, evaluate_answers
+from surefoot.methods.grpo.alongside import Alongside
+from surefoot.methods.grpo.answering import Answering, DrawnAnswers, evaluate_answers
 from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
 from surefoot.methods.grpo.reward_models import open_reward_models
 from surefoot.methods.grpo.rollout import (
@@ -74,7 +76,6 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         recorded = Recorded(Path(config.output), loaded.engine.rank, loaded.state.step)
         talks = open_talks(config, environment, marks, run.tokenizer, recorded, totals, waits, notify)
     answering = Answering(
-        model=loaded.model,
         rollouts=engine.rollouts,
         talks=talks,
         rewards=rewards,
@@ -94,7 +95,8 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         ),
         waits=waits,
     )
-    cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify)
+    cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify, Alongside(loaded.model))
+    memory.settle = cycle.settle
     evaluate = None if task.data.eval is None else cycle.evaluate
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
 
@@ -111,6 +113,7 @@ class _Cycle:
     answering: Answering
     reference: ReferenceModel | None
     notify: Notify
+    alongside: Alongside[tuple[int, int, DrawnAnswers]]
 
     def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
         """Return this rank's micro-batches of the step. The given prompts are ignored: they follow from the step."""
@@ -134,6 +137,7 @@ class _Cycle:
         data, config = self.run.task.data.eval, self.run.config
         assert data is not None
         grpo = config.grpo
+        self.settle()
         self.engine.follow()
         found = evaluate_answers(
             self.answering, step, data, count=grpo.eval_answers, temperature=grpo.temperature, seed=config.seed
@@ -160,13 +164,17 @@ class _Cycle:
         """Generate the missing rollouts up to those in advance, in order, with the current weights."""
         last = self.cycles.place(self.run.total_steps).rollout
         wanted = range(place.rollout, max(place.rollout, min(place.rollout + self.run.config.grpo.ahead, last)) + 1)
+        self.settle()
         self.memory.keep(wanted)
         missing = [number for number in wanted if number not in self.memory.ahead]
         # Once for all: rollouts that are made ahead are drawn with these weights too.
         if missing:
             self.engine.follow()
-        for number in missing:
-            self.memory.ahead[number] = self._make(step, number)
+        later = [number for number in missing if number > place.rollout and self.engine.alongside]
+        for number in missing[: len(missing) - len(later)]:
+            self.memory.ahead[number] = self._make(*self._first(step, number))
+        if later:
+            self.alongside.begin([partial(self._first, step, number) for number in later])
         try:
             self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
         except Diverged:
@@ -176,19 +184,32 @@ class _Cycle:
                 self.answering.talks.recorded.ask_again(step)
             raise
 
-    def _make(self, step: int, number: int) -> tuple[tuple[GroupEpisode, ...], Figures]:
-        """Make the episodes of rollout `number`, generated at step `step`."""
+    def settle(self) -> None:
+        """Wait for rollouts that a server draws alongside, and make their episodes: before the server gets other
+        weights, and before a checkpoint, which has all rollouts in advance."""
+        with self.alongside.taken() as drawn:
+            for step, number, answers in drawn:
+                self.memory.ahead[number] = self._make(step, number, answers)
+
+    def _first(self, step: int, number: int) -> tuple[int, int, DrawnAnswers]:
+        """Draw answers to the own prompts of rollout `number`, at step `step`."""
+        where = [int(one) for one in self.cycles.prompts(self.run.config.seed, number)]
+        return step, number, self._draw(step, number, where)
+
+    def _make(self, step: int, number: int, answers: DrawnAnswers) -> tuple[tuple[GroupEpisode, ...], Figures]:
+        """Make the episodes of rollout `number` from the answers to its own prompts, drawn at step `step`, by the
+        weights that drew them."""
         config = self.run.config
         grpo = config.grpo
-        where = [int(one) for one in self.cycles.prompts(config.seed, number)]
-        rollout = self._draw(step, number, where)
+        where = list(answers.where[:: grpo.group])
+        rollout = self._score(step, number, answers)
         drawn = [rollout]
         for attempt in range(1, grpo.redraw + 1):
             flat = flat_groups(rollout, grpo.group).nonzero().flatten().tolist()
             if not flat:
                 break
             others = self.cycles.others(config.seed, number, attempt, len(flat)).tolist()
-            drawn.append(self._draw(step, number, others, attempt))
+            drawn.append(self._score(step, number, self._draw(step, number, others, attempt), attempt))
             rollout = with_groups(rollout, flat, drawn[-1], grpo.group)
             for group, other in zip(flat, others, strict=True):
                 where[group] = other
@@ -227,24 +248,29 @@ class _Cycle:
         """Return the prompts, each repeated for its answers."""
         return prompts_at(self.run.task.data.train, [one for one in where for _ in range(self.run.config.grpo.group)])
 
-    def _draw(self, step: int, number: int, where: Sequence[int], attempt: int = 0) -> GroupRollout:
-        """Generate and score answers to prompts of rollout `number`, which begins with step `step`.
+    def _draw(self, step: int, number: int, where: Sequence[int], attempt: int = 0) -> DrawnAnswers:
+        """Generate answers to prompts of rollout `number`, at step `step`.
 
         attempt: from 1 on for prompts that replace others.
         """
         config = self.run.config
-        grpo, seed = config.grpo, answer_seed(config.seed, number, attempt)
-        repeated = [one for one in where for _ in range(grpo.group)]
-        rollout, kept = self.answering.answer(
+        grpo = config.grpo
+        return self.answering.draw(
             step,
             self.run.task.data.train,
-            repeated,
+            [one for one in where for _ in range(grpo.group)],
             temperature=grpo.temperature,
             top_p=grpo.top_p,
             top_k=grpo.top_k or 0,
-            seed=seed,
+            seed=answer_seed(config.seed, number, attempt),
             needed=not attempt,
         )
+
+    def _score(self, step: int, number: int, answers: DrawnAnswers, attempt: int = 0) -> GroupRollout:
+        """Score what `_draw` has drawn, and keep it for the run folder."""
+        config = self.run.config
+        grpo = config.grpo
+        rollout, kept = self.answering.score(self.run.task.data.train, answers)
         if grpo.correction != "none" and bool((rollout.drawn.isnan() & rollout.real).any()):
             what = "corrects by log-probabilities of the engine that draws, which does not tell them"
             fix = "start vLLM with --logprobs-mode processed_logprobs, or leave it out"
@@ -253,7 +279,7 @@ class _Cycle:
             buffer = grpo.overlong_buffer or max(1, grpo.max_new_tokens // 5)
             rollout = with_penalty(rollout, grpo.max_new_tokens, buffer)
         if grpo.control == "random":
-            numbers = torch.from_numpy(uniform(config.seed, (CONTROL, number, attempt), len(repeated)))
+            numbers = torch.from_numpy(uniform(config.seed, (CONTROL, number, attempt), len(rollout.answers)))
             rollout = replace(rollout, learned=numbers.where(rollout.scores.isfinite(), torch.nan))
         again = {"attempt": attempt} if attempt else {}
         self.run.task.keep(
