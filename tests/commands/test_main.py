@@ -53,7 +53,7 @@ SURFACE = {
 
 MEASUREMENTS_SURFACE = {
     "answers": "model --adapter data --data --config --answers --seed "
-    "--max-samples --best --only --json --out --overwrite",
+    "--max-samples --best --pairs --only --json --out --overwrite",
     "commonsense": "model --adapter data --data --sets --mode --template --batch-size "
     "--max-samples --out --model-label --label --only --overwrite --json",
     "norms": "model --adapter data --data --template --bos --max-samples --generate-samples --json --out --overwrite",

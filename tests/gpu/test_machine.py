@@ -132,6 +132,6 @@ def test_a_gpu_that_is_there_is_described(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     found = detect()
     assert isinstance(found, Hardware)
-    assert replace(found, flash_attention_2=None, packages=(), host=None, host_free=None, cores=1) == Hardware(
-        "GPU", "cuda", 2**37, (9, 0), True, True, True, 1, preset=False, free=2**36
-    )
+    assert replace(
+        found, flash_attention_2=None, liger=None, packages=(), host=None, host_free=None, cores=1
+    ) == Hardware("GPU", "cuda", 2**37, (9, 0), True, True, True, 1, preset=False, free=2**36)

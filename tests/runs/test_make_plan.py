@@ -163,7 +163,7 @@ def test_on_a_gpu_the_runs_own_rows_and_documents_are_asked_for_and_tf32_is_meas
     base = str(llama3_tokenizer(tmp_path))
     model_facts(tmp_path, WIDE)
     config = run_config(model=base, batch={"size": 64, "micro": 3})
-    gpu = replace(preset("h100"), preset=False, free=2**36, flash_attention_2=False)
+    gpu = replace(preset("h100"), preset=False, free=2**36, flash_attention_2=False, liger=False)
     monkeypatch.setattr(machine, "detect", lambda: gpu)
     plan = make_plan(config, lengths=lengths)
     attention, documents, last = asked

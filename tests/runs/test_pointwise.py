@@ -119,6 +119,6 @@ def tiny_model(workplace):
 def test_a_model_without_norms_and_turns_of_this_kind_is_told(workplace, tmp_path, monkeypatch):
     """A family with a row is planned plain; what a family without one has, only the model shows."""
     monkeypatch.setattr("surefoot.models.fast.pointwise.norm_form", lambda module: None)
-    monkeypatch.setattr("surefoot.models.fast.pointwise._is_usual_turn", lambda function: False)
+    monkeypatch.setattr("surefoot.models.fast.pointwise._is_usual_rotary", lambda function: False)
     with raises_fault("SF-FAST-PATH", "kernels.pointwise"):
         start(path_config(workplace, tmp_path / "run", kernels=FUSED))

@@ -59,7 +59,7 @@ def test_every_config_and_command_is_counted_once(folder: Path) -> None:
     assert len(items["deep/bad.yml"].reasons) == 2
     assert not any(item.lost for item in items.values())
     lines = translated.report(list(items.values()), 10)
-    assert lines[1].split() == ["Axolotl", "commands", "2", "2", "0", "0", "0", "0"]
+    assert lines[1].split() == ["Axolotl", "commands", "2", "2", "0", "0", "0", "0", "0", "0"]
 
 
 def _translate(data: dict[str, Any]) -> Translation:

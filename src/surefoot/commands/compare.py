@@ -119,12 +119,13 @@ def _figures(run: Path, rows: list[Row]) -> dict[str, Any]:
 
 def _environment(run: Path) -> dict[str, Any]:
     """Flattened environment.json, without the start times, which differ between any two runs."""
+    from surefoot.report.record import MEMORY_BEFORE
     from surefoot.runs.profiling import START
     from surefoot.runs.run_folder import ENVIRONMENT
 
     found = _optional(run / ENVIRONMENT)
     for number, rank in enumerate(found.pop("ranks", [])):
-        found[f"rank {number}"] = {key: value for key, value in rank.items() if key != START}
+        found[f"rank {number}"] = {key: value for key, value in rank.items() if key not in (START, MEMORY_BEFORE)}
     return found
 
 

@@ -85,13 +85,13 @@ def scaled(monkeypatch):
 
 def shifted(monkeypatch):
     """Queries are turned as if they stood one place further on."""
-    real = fast_pointwise.turned
+    real = fast_pointwise.rotary
 
     def wrong(q, k, cos, sin, *args, **kwargs):
         further = real(q, k, cos.roll(-1, -2), sin.roll(-1, -2), *args, **kwargs)
         return further[0], real(q, k, cos, sin, *args, **kwargs)[1]
 
-    monkeypatch.setattr(fast_pointwise, "turned", wrong)
+    monkeypatch.setattr(fast_pointwise, "rotary", wrong)
 
 
 def hears_one_more(monkeypatch):

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from surefoot.config.dataset_info import COLUMNS
 from surefoot.families.other_templates import LLAMAFACTORY, PREFIX
 from surefoot.interop.draft import Draft
-from surefoot.interop.llamafactory.description import COLUMNS
 from surefoot.system.errors import InputError
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
 from surefoot.system.messages import nearest_words
