@@ -29,6 +29,12 @@ def test_matrix_products_run_in_the_compute_dtype(compute):
     assert layer(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_casts_of_weights_are_cached_or_not(cached):
+    with autocast(precision_plan("bf16"), torch.device("cpu"), cached=cached):
+        assert torch.is_autocast_cache_enabled() == cached
+
+
 @pytest.mark.parametrize(("allowed", "name"), [(True, "tf32"), (False, "ieee")])
 def test_tf32_is_set_both_ways(allowed, name):
     before = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision

@@ -1,9 +1,14 @@
 """Which engine several processes use, and what of the forecast each of them holds."""
 
+from dataclasses import replace
+
 import pytest
+from transformers import AutoConfig
 
 from helpers.faults import gives
+from helpers.plans import adapter_plan, precision_plan
 from surefoot.config.schema import ParallelConfig
+from surefoot.models.facts import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import (
     RanksFacts,
@@ -11,6 +16,8 @@ from surefoot.planning.parallel import (
     check_average,
     check_server,
     check_shareable,
+    frees_casts,
+    gathered_bytes,
     per_rank,
     plan_parallel,
     shared_words,
@@ -72,13 +79,56 @@ def test_a_rank_holds_its_share():
         ("deepspeed", 3, (2, 2, 2)),
     ]:
         parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
-        found = per_rank(states(8), parallel)
+        found = per_rank(states(8), parallel, 0, 1)
         assert (found.weights, found.gradients, found.optimizer) == tuple(size * GIB for size in shares)
+
+
+def sharded(engine: str = "fsdp2", stage: int | None = None, checkpointing: bool = False) -> MemoryPlan:
+    """One of four ranks: 8 GiB of weights, 4 GiB of which are casts, and 3 GiB gathered at a time."""
+    whole = replace(states(8), cast=4 * GIB, gradient_checkpointing=replace(OFF, value=checkpointing))
+    parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
+    return per_rank(whole, parallel, 3 * GIB, 2)
+
+
+def test_what_a_rank_has_whole_is_not_divided():
+    found = sharded()
+    assert (found.weights, found.gathered, found.total) == (5 * GIB, 3 * GIB, (5 + 3 + 2 + 2) * GIB)
+    assert sharded(checkpointing=True).weights == 1 * GIB  # the casts are made again
+    assert sharded("deepspeed", 3).gathered == 3 * GIB + 2 * 2 * 10**9
+    assert sharded("ddp").gathered == sharded("deepspeed", 2).gathered == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "checkpointing", "frees"),
+    [
+        ("fsdp2", None, True, True),
+        ("deepspeed", 3, True, True),
+        ("fsdp2", None, False, False),
+        ("ddp", None, True, False),
+    ],
+)
+def test_casts_are_freed_where_weights_are_sharded_and_layers_computed_again(engine, stage, checkpointing, frees):
+    parallel = ParallelPlan(Choice(engine, "", "user"), Choice(4, "", "user"), stage)
+    memory = replace(states(8), gradient_checkpointing=replace(OFF, value=checkpointing))
+    assert frees_casts(parallel, memory) == frees
+
+
+def test_units_that_are_gathered(tmp_path):
+    """Three layers of a narrow model, counted by hand, with and without an adapter."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
+    AutoConfig.for_model(
+        "llama", vocab_size=500, num_hidden_layers=3, tie_word_embeddings=False, **sizes
+    ).save_pretrained(tmp_path)
+    model, layer, rest = facts_of(tmp_path), 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64, 2 * 500 * 64 + 64
+    full = gathered_bytes(model, precision_plan(), None)
+    assert full == 4 * (4 * layer + rest) + 4 * rest // 2
+    lora = gathered_bytes(model, precision_plan(compute="bf16", base="bf16"), adapter_plan(("q_proj",)))
+    assert lora == 2 * (2 * layer + rest)
 
 
 def test_what_lies_in_host_memory_counts_nowhere():
     parallel = ParallelPlan(Choice("fsdp2", "", "user"), Choice(4, "", "user"), None, "all")
-    found = per_rank(states(8), parallel)
+    found = per_rank(states(8), parallel, 0, 1)
     assert (found.weights, found.optimizer) == (0, 0)
     # A quarter each of weights and moments, and of what gradients are counted with: they and the weights that train.
     assert found.host == (2 + 2 + 2 + 2) * GIB

@@ -27,14 +27,16 @@ CODES: dict[PackedType, torch.dtype] = {"nf4": torch.uint8, "int8": torch.int8}
 """Quantized type -> dtype of its storage."""
 
 
-def autocast(plan: PrecisionPlan, device: torch.device) -> AbstractContextManager[object]:
+def autocast(plan: PrecisionPlan, device: torch.device, *, cached: bool = True) -> AbstractContextManager[object]:
     """Return a context for one forward pass in which matrix products run in the compute dtype; null for fp32.
 
     Autocast's cache of cast weights ends with the context, so weights updated by the optimizer are cast again.
+
+    cached: False where nothing else keeps the casts and they should be freed after their product.
     """
     if plan.compute.value == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=TORCH_DTYPE[plan.compute.value])
+    return torch.autocast(device.type, dtype=TORCH_DTYPE[plan.compute.value], cache_enabled=cached)
 
 
 def set_tf32(plan: PrecisionPlan) -> None:

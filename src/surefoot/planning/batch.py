@@ -16,7 +16,7 @@ from surefoot.planning import memory
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
-from surefoot.planning.parallel import SINGLE, per_rank
+from surefoot.planning.parallel import SINGLE, gathered_bytes, per_rank
 from surefoot.planning.plan import BatchPlan, Choice, MemoryPlan, ParallelPlan
 from surefoot.system.errors import NO_MEMORY
 from surefoot.system.messages import size_text
@@ -64,6 +64,8 @@ def plan_batch(
         what = f"{checkpointing} layers are to be recomputed, but the model has {work.model.layers}"
         notes.refuse("gradient_checkpointing", what, "lower it, or set it to on")
 
+    gathered = gathered_bytes(work.model, work.precision, work.adapter)
+
     def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
         choice, recomputed = again
         share = lengths.supervised if lengths else 1.0
@@ -77,7 +79,7 @@ def plan_batch(
             recomputed=recomputed,
             accumulation=_passes(count, examples, world),
         )
-        return replace(per_rank(whole, parallel), host_available=host)
+        return replace(per_rank(whole, parallel, gathered, of.model.layers), host_available=host)
 
     def decide(examples: int, forecast: Forecast) -> Recompute:
         return _checkpointing(checkpointing, work.model.layers, examples, forecast)

@@ -304,6 +304,7 @@ def forecast(
         available=available,
         gradient_checkpointing=checkpointing,
         beside=work.beside,
+        cast=_cast_bytes(work),
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
         holes=_holes(work, activations, per_layer, tokens) + _programs(work),

@@ -17,7 +17,7 @@ from surefoot.planning import memory
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import trainable_tensors
 from surefoot.planning.plan import OFF, AdapterPlan, Choice, MemoryPlan, ParallelPlan, PrecisionPlan
-from surefoot.planning.workload import Workload
+from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.messages import size_text
 
 SINGLE = ParallelPlan()
@@ -173,23 +173,61 @@ def shared_parts(engine: str, stage: int | None) -> frozenset[str]:
     return frozenset()
 
 
-def per_rank(whole: MemoryPlan, plan: ParallelPlan) -> MemoryPlan:
-    """Forecast of one rank; what is offloaded to host memory does not count. Activations are not sharded."""
+# Layers that are whole at a time: the one that computes, and the one that is fetched ahead.
+_GATHERED = 2
+# Most bytes of each of the two buffers of ZeRO 3 in which gradients are reduced and weights are fetched.
+_ZERO_BUFFER = 2 * 10**9
+
+
+def per_rank(whole: MemoryPlan, plan: ParallelPlan, gathered: int, layers: int) -> MemoryPlan:
+    """Forecast of one rank; what is offloaded to host memory does not count. Activations are not sharded.
+
+    gathered: see `gathered_bytes`.
+    layers: number of layers of the model.
+    """
     parts, world = shared_parts(plan.engine.value, plan.zero_stage), plan.ranks.value
 
     def share(part: str, size: int) -> int:
         return math.ceil(size / world) if part in parts else size
 
+    cast = whole.cast
+    if "weights" in parts:
+        if plan.zero_stage == 3:
+            gathered += 2 * min(whole.gradients, _ZERO_BUFFER)
+        # Copies of whole weights: autograd keeps those of layers that are not computed again.
+        cast = cast * (layers - whole.layers_again(layers)) // layers
     found = replace(
         whole,
-        weights=share("weights", whole.weights),
+        weights=share("weights", whole.weights - whole.cast) + cast,
+        cast=cast,
+        gathered=gathered if "weights" in parts else 0,
         gradients=share("gradients", whole.gradients),
         optimizer=share("optimizer", whole.optimizer),
-        apart=0 if "gradients" in parts else whole.apart,  # a shard hardly matters; err on the safe side
+        # Shares of gradients come while casts of whole weights go. Other shares hardly matter: err on the safe side.
+        apart=min(whole.apart, cast if "weights" in parts else 0) if "gradients" in parts else whole.apart,
     )
     if plan.offload == "none" or plan.engine.value == "single":  # `memory.forecast` has a single process as it is
         return found
     # Each keeps fp32 weights that train, their gradients and moments there.
     masters = share("optimizer", whole.gradients)
-    host = masters + found.gradients + found.optimizer + (found.weights if plan.offload == "all" else 0)
-    return replace(found, optimizer=0, weights=found.weights if plan.offload == "optimizer" else 0, host=host)
+    kept = found.weights - cast if plan.offload == "all" else 0
+    host = masters + found.gradients + found.optimizer + kept
+    return replace(found, optimizer=0, weights=found.weights - kept, host=host)
+
+
+def frees_casts(plan: ParallelPlan, memory: MemoryPlan) -> bool:
+    """Whether casts of weights are freed after their product. Autocast's cache would keep those of all layers, whole,
+    until the forward pass ends; layers that are not computed again keep theirs for the backward pass anyway."""
+    return "weights" in shared_parts(plan.engine.value, plan.zero_stage) and memory.gradient_checkpointing.value
+
+
+def gathered_bytes(model: ModelFacts, precision: PrecisionPlan, adapter: AdapterPlan | None) -> int:
+    """Bytes that each rank has whole at a time where an engine shards weights: decoder layers, and the embeddings and
+    head, which stay until the backward pass reaches them again."""
+    each = 4 if adapter is None else BYTES[precision.unpacked]
+    inside = each * sum(module.parameters for module in model.modules if module.in_layer)
+    layer, rest = inside // model.layers, each * model.parameters - inside
+    if adapter is not None:
+        return _GATHERED * layer + rest
+    # Also the gradients: of a layer with the copy that is reduced, of the rest that of the head.
+    return (_GATHERED + 2) * layer + rest + rest // 2

@@ -137,6 +137,8 @@ class MemoryPlan:
     # To subtract from the sum of the parts: logits, gradients and activations do not reach their maximum at the same
     # time.
     apart: int = 0
+    cast: int = 0  # part of `weights`: copies in the dtype of the products
+    gathered: int = 0  # weights and gradients that a rank has whole for a moment where an engine shards the weights
     holes: int = 0  # fragmentation of the C library's heap
     host: int = 0  # bytes of one rank in host memory, not in the total: see `ParallelPlan.offload`
     host_available: int | None = None  # host memory of one rank; None: unknown, or a plan for a CPU
@@ -149,7 +151,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        states = self.weights + self.gradients + self.optimizer + self.beside
+        states = self.weights + self.gathered + self.gradients + self.optimizer + self.beside
         return states + self.activations + self.logits + self.holes - self.apart
 
 

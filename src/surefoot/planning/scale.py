@@ -22,7 +22,8 @@ from typing import Literal
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.memory import usable
-from surefoot.planning.plan import MemoryPlan, RunPlan
+from surefoot.planning.parallel import gathered_bytes, per_rank
+from surefoot.planning.plan import Choice, MemoryPlan, ParallelPlan, RunPlan
 from surefoot.planning.workload import BYTES
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import Hardware, preset
@@ -32,7 +33,6 @@ ENGINES: tuple[Engine, ...] = ("ddp", "zero 2", "fsdp2")
 COUNTS = (1, 8, 64, 512)
 NODE = 8  # GPUs connected by the fast links
 EFFICIENCY = 0.4  # fraction of the datasheet's rate; 0.35 to 0.5 are reported for long runs
-_GATHERED = 2  # layers that FSDP stores unsharded at a time: the current one and the prefetched one
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,10 @@ def scale_rows(
 
 def held(memory: MemoryPlan, plan: RunPlan, model: ModelFacts, engine: Engine, gpus: int) -> int:
     """Bytes per GPU. memory: forecast of a GPU that stores everything."""
-    passing = memory.activations + memory.logits
-    if engine == "ddp":
-        return memory.total
-    states = (memory.gradients + memory.optimizer) // gpus
-    if engine == "zero 2":
-        return memory.weights + states + passing
-    layers = sum(module.parameters for module in model.modules if module.in_layer)
-    share = layers / model.layers / plan.parameters
-    return memory.weights // gpus + states + passing + int(_GATHERED * share * memory.weights)
+    name, stage = ("deepspeed", 2) if engine == "zero 2" else (engine, None)
+    parallel = ParallelPlan(Choice(name, "", "user"), Choice(gpus, "", "user"), stage)
+    gathered = gathered_bytes(model, plan.precision, plan.adapter)
+    return per_rank(memory, parallel, gathered, model.layers).total
 
 
 def sent_bytes(plan: RunPlan, engine: Engine, gpus: int, accumulation: int) -> float:

@@ -28,7 +28,7 @@ from surefoot.models.modes import eager_mode
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import CUTTING, EXPERTS
-from surefoot.planning.parallel import holds_narrow, shared_parts
+from surefoot.planning.parallel import frees_casts, holds_narrow, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.runs.parity.experts import experts_record
 from surefoot.runs.requirements import require_libraries
@@ -122,6 +122,7 @@ def load_models(
     )
     cut = shared_parts(choice.name, plan.parallel.zero_stage)
     share = verify_share(engine, choice.name, cut, whole)
+    cached = not frees_casts(plan.parallel, plan.memory)
     state = RunState(scale=LossScale() if plan.precision.scaler.value else None)
     if checkpoint is not None:
         state, tensors = load_state(checkpoint)
@@ -134,7 +135,7 @@ def load_models(
         settings=StepSettings(
             seed=config.seed,
             max_grad_norm=_max_grad_norms(config, engine.groups),
-            forward=lambda: autocast(plan.precision, device),
+            forward=lambda: autocast(plan.precision, device, cached=cached),
             kernels=lambda: attention_context(plan.attention),
             per_check=tokens_per_moment_check(whole.optimizer, whole.parameters, device.type),
             after_step=kept.after_step if kept else lambda: None,

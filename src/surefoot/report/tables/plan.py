@@ -237,6 +237,8 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield (part, forecast, remark) for each part that uses memory, and for the total."""
     memory = plan.memory
     yield "weights", size_text(memory.weights), "base, adapter, cast copies"
+    if memory.gathered:
+        yield "gathered", size_text(memory.gathered), "whole on each rank for a moment: layers, embeddings, head"
     for part in ("gradients", "optimizer", "activations", "logits"):
         yield part, size_text(getattr(memory, part)), ""
     if memory.beside:

@@ -5,8 +5,9 @@ with parameters outside of the language models. A unit is gathered when its modu
 code must call a language model or value head through its own forward (see `surefoot.models.forward`).
 
 Gradients are summed, not averaged, because losses are divided by the weight over all ranks before. There is no
-MixedPrecisionPolicy: the step's autocast decides dtypes, as in every other engine. Autocast keeps its casted copies for
-the backward pass; in full bf16 training of an fp32 model only gradient checkpointing keeps these from filling a GPU.
+MixedPrecisionPolicy: the step's autocast decides dtypes, as in every other engine. The casts of whole weights stay for
+the backward pass; in full bf16 training of an fp32 model only gradient checkpointing, without autocast's cache, keeps
+these from filling a GPU.
 
 After each step all units are resharded: a gathered copy that stayed would be older than the weights.
 """
