@@ -64,6 +64,7 @@ class Task:
     reward: a Python caller's reward function.
     keep: called with every scored answer, for the run folder.
     check_end: called after the last step. Raises NothingLearned if there is nothing to publish.
+    close: called when no step follows, also after an error; waits for threads that the method has begun.
     """
 
     objective: Objective
@@ -83,6 +84,7 @@ class Task:
     reward: RewardFunction | None = None
     keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda answers: None
     check_end: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
     @property
     def evaluates(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -127,7 +127,7 @@ def take_steps(
             rollouts = task.ready is not None
             listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
             job = listener.watched(job)
-        with profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
+        with closing(task), profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
             state = replace(loaded.state, trackers=trackers)
             if phases is not None:
                 phases.end("first step made ready")

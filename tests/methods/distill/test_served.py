@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +22,7 @@ from methods.distill.test_stored import teach
 from methods.losses.test_distill import apart, examples, measured
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.kernels.divergence import Likeliest, Whole
+from surefoot.methods.distill import served as served_teacher
 from surefoot.methods.distill.asked import Asked
 from surefoot.methods.distill.served import ServedTeacher
 from surefoot.methods.distill.teacher import teacher_of
@@ -29,6 +32,7 @@ from surefoot.methods.waiting import Waits
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.served import served_model
 from surefoot.runs.teaching import likeliest
+from surefoot.system.errors import EnvironmentFault
 from surefoot.system.posting import server
 from surefoot.training import step as training_step
 
@@ -37,6 +41,7 @@ SAME = 2e-6  # relative, of loss and gradient: the server's log-probabilities ar
 # The same of reverse KL where the rest is one rare token, here of 1e-5: as 1 less 328 others it is off by a hundredth.
 REVERSE = 1e-4
 WORDS = 329
+STUCK = 60.0  # seconds after which a wait for the other side has failed
 
 
 def served(world: Path, output: Path, address: str, **distill) -> dict:
@@ -224,6 +229,47 @@ def test_another_model_behind_the_same_name_is_not_gone_on_with(world, tmp_path)
         assert len(losses(run(moved, resume=True))) == 6
     events = [json.loads(one) for one in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert any("0.32.0" in one["text"] for one in events if one["kind"] == "caution")
+
+
+@pytest.mark.parametrize("looks", representatives([True, False], True))
+def test_it_is_recognized_by_what_the_last_step_has_asked(world, tmp_path, monkeypatch, looks):
+    """Among many examples the data's first have not been asked about. The twin does not find any."""
+    rows = (world / "asked.jsonl").read_text().splitlines()
+    many = [json.loads(one) | {"output": f"answer {number}"} for number, one in enumerate(rows * 100)]
+    (tmp_path / "many.jsonl").write_text("".join(json.dumps(one) + "\n" for one in many))
+    tiny_llama(tmp_path / "other", seed=5, layers=3)
+
+    def few_steps(address: str, steps: int) -> dict:
+        config = served(world, tmp_path / "run", address) | {"duration": f"{steps} steps"}
+        return config | {"data": {"train": str(tmp_path / "many.jsonl"), "eval": "none", "max_length": 64}}
+
+    with serving(world / "teacher") as (stub, _):
+        run(few_steps(stub.address, 1))
+    if not looks:
+        real = ServedTeacher.check_same
+        monkeypatch.setattr(ServedTeacher, "check_same", lambda own, examples: real(own, {}))
+    with serving(tmp_path / "other") as (other, _):
+        moved = few_steps(other.address, 2)
+        with raises_fault("SF-RESUME-CHANGED", other.address) if looks else nullcontext():
+            run(moved, resume=True)
+
+
+@pytest.mark.parametrize("at_once", representatives([2, 1], 2))
+def test_examples_of_a_step_are_asked_about_at_once_whatever_their_batches(world, monkeypatch, at_once):
+    """Requests of two micro-batches with one example each wait for each other. The twin makes one after the other."""
+    monkeypatch.setattr(served_teacher, "_AT_ONCE", at_once)
+    meeting = threading.Barrier(2)
+
+    def meets(ids: list[int], count: int) -> list:
+        meeting.wait(STUCK if at_once == 2 else 0.1)
+        return answer(ids, count)
+
+    with serving(world / "teacher") as (stub, teacher):
+        answer, teacher.prompt_logprobs = teacher.prompt_logprobs, meets
+        rows = [to_batch([one], Layout(0)) for one in examples()[:2]]
+        with nullcontext() if at_once == 2 else pytest.raises(EnvironmentFault):
+            client(stub.address, 8).prepare(1, rows)
+    assert len(teacher.asked) == (2 if at_once == 2 else 0)
 
 
 def test_a_server_is_stored_as_a_model_is(world, tmp_path):

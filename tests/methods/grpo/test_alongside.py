@@ -108,7 +108,7 @@ def test_with_and_without_waiting_every_bit_is_the_same(world, tmp_path, monkeyp
 
 def test_twin_log_probabilities_by_the_weights_after_the_update_are_seen(world, tmp_path, monkeypatch):
     """The answers drawn beside step 1 are by the base, and the weights after it are not."""
-    monkeypatch.setattr(Alongside, "_put", lambda own, weights: None)
+    monkeypatch.setattr(Alongside, "_exchange", lambda own: None)
     with drawing(world) as (address, _), raises_fault("SF-PLAN-BROKEN", "grpo"):
         run(served(world, tmp_path / "run", address))
 
@@ -174,6 +174,48 @@ def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, 
     state = tmp_path / "cut" / "checkpoint-2" / "state.json"
     if every == 2:
         assert [one["rollout"] for one in json.loads(state.read_text())["stage"]["ahead"]] == [2]
+
+
+@pytest.mark.parametrize("waits", representatives([True, False], True))
+def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, waits):
+    """After a rollback the next attempt loads its models and uses the server. The twin does not wait."""
+
+    class Killed(BaseException):
+        pass
+
+    asked, goes_on, close = threading.Event(), threading.Event(), Alongside.close
+
+    def dies(*args, **how):
+        assert asked.wait(STUCK)
+        raise Killed
+
+    def holds():
+        nonlocal answers
+        with lock:
+            answers += 1
+            ahead = answers > 8  # those before are of rollout 0
+        if ahead:
+            asked.set()
+            assert goes_on.wait(STUCK)
+
+    def ends(own):
+        if waits:
+            goes_on.set()
+            close(own)
+
+    def drawing_ahead():
+        return [one for one in threading.enumerate() if one.name.startswith("rollouts ahead")]
+
+    answers, lock, before = 0, threading.Lock(), drawing_ahead()
+    monkeypatch.setattr(training_step, "accumulate_gradients", dies)
+    monkeypatch.setattr(Alongside, "close", ends)
+    with drawing(world) as (address, server):
+        server.before_an_answer = holds
+        with pytest.raises(Killed):
+            run(served(world, tmp_path / "run", address))
+        left = [one for one in drawing_ahead() if one not in before]
+        goes_on.set()
+    assert bool(left) != waits
 
 
 def overwrite(name: str, every: int) -> dict[str, bool]:

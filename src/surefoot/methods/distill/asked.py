@@ -62,10 +62,6 @@ class Asked:
     def __contains__(self, digest: bytes) -> bool:
         return digest.hex() in self._places
 
-    def first(self) -> bytes | None:
-        """The digest of one example that the server has been asked about, if there is any."""
-        return bytes.fromhex(next(iter(self._places))) if self._places else None
-
     def keep(self, digest: bytes, step: int | None, known: Likeliest) -> None:
         """step: of an answer that the student has drawn; None for one of the data."""
         parts = (known.tokens.int(), known.logprobs.float(), known.rest.float())

@@ -68,38 +68,43 @@ class ServedTeacher:
         self._model, self._top, self._words, self._waits, self._record = model, top, words, waits, record
 
     def prepare(self, step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
-        """Ask about the examples of a step before it, many at once. Returns the batches."""
-        for batch in batches:
-            self._ask(batch.rows, step if isinstance(batch, DrawnBatch) else None)
+        """Ask about the examples of a step before it, many at once, whatever their batches. Returns the batches."""
+        self._ask([(batch.rows, step if isinstance(batch, DrawnBatch) else None) for batch in batches])
         return batches
 
     def __call__(self, rows: Batch, places: torch.Tensor) -> Known:
         if not rows.lengths:  # a blank batch, of no weight
             return stand_in(rows, places)
         device = rows.input_ids.device
-        found = self._ask(rows, None)
+        found = self._ask([(rows, None)])
         tokens, logprobs, rest = (
             torch.cat([getattr(one, name) for one in found]).to(device) for name in ("tokens", "logprobs", "rest")
         )
         return Likeliest(tokens.long(), logprobs, rest, self._words)
 
-    def _ask(self, rows: Batch, step: int | None) -> list[Likeliest]:
-        """What is known of each example of the rows. step: of answers that the student has drawn."""
-        digests, record = row_digests(rows), self._record
-        known = {one: record.find(one) for one in digests if record is not None and one in record}
-        missing = [place for place, one in enumerate(digests) if one not in known]
-        if missing:
+    def _ask(self, batches: Sequence[tuple[Batch, int | None]]) -> list[Likeliest]:
+        """What is known of each example of (rows, step). step: of answers that the student has drawn."""
+        record, digests = self._record, [row_digests(rows) for rows, _ in batches]
+        every = [one for own in digests for one in own]
+        known = {one: record.find(one) for one in every if record is not None and one in record}
+        missing: dict[bytes, tuple[list[int], list[int], int | None]] = {}
+        for (rows, step), own in zip(batches, digests, strict=True):
+            if all(one in known for one in own):  # nothing has to come from the device
+                continue
             ids, targets = (in_rows(one, rows).cpu().tolist() for one in (rows.input_ids, rows.targets))
-            asked = [(ids[place][: rows.lengths[place]], targets[place][: rows.lengths[place]]) for place in missing]
-            said = f"the teacher is asked about {len(asked)} examples"
-            many = 1 if self._model.adapted else min(_AT_ONCE, len(asked))
+            for digest, length, asked, learned in zip(own, rows.lengths, ids, targets, strict=True):
+                if digest not in known:
+                    missing.setdefault(digest, (asked[:length], learned[:length], step))
+        if missing:
+            said = f"the teacher is asked about {len(missing)} examples"
+            many = 1 if self._model.adapted else min(_AT_ONCE, len(missing))
             with self._waits.during("teacher", said), ThreadPoolExecutor(many) as pool:
-                found = list(pool.map(lambda one: self._one(*one), asked))
-            for place, one in zip(missing, found, strict=True):
-                known[digests[place]] = one
+                found = list(pool.map(lambda one: self._one(*one[:2]), missing.values()))
+            for (digest, (_, _, step)), one in zip(missing.items(), found, strict=True):
+                known[digest] = one
                 if record is not None:
-                    record.keep(digests[place], step, one)
-        return [known[one] for one in digests]
+                    record.keep(digest, step, one)
+        return [known[one] for one in every]
 
     def _one(self, ids: Sequence[int], targets: Sequence[int]) -> Likeliest:
         """Ask about one example. targets: the next token where it is learned, else negative."""
@@ -177,8 +182,9 @@ def open_served(run: RunInputs, loaded: LoadedModels, words: int, notify: Notify
         if before != now:
             was = ", ".join(f"{name} {before.get(name)}" for name in now)
             notify(f"the teacher's server was {was}: what it is asked from here on may differ in the last bits")
-        data = run.task.data.train
-        teacher.check_same({example_digest(one): one for one in (data[place] for place in range(min(len(data), 64)))})
+        # Of the last step, which the server has been asked about, unless the student has drawn all of its answers.
+        asked = run.task.step_places(loaded.state.step) if loaded.state.step else ()
+        teacher.check_same({example_digest(one): one for one in (run.task.data.train[int(place)] for place in asked)})
     return teacher
 
 

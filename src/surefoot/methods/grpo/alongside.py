@@ -12,9 +12,8 @@ been waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Thread
 from typing import Generic, TypeVar
 
 import torch
@@ -31,42 +30,43 @@ class Alongside(Generic[Drawn]):
 
     def __init__(self, model: nn.Module):
         self._trained = [one for one in model.parameters() if one.requires_grad]
-        self._answers: Future[list[Drawn]] | None = None
+        self._thread = ThreadPoolExecutor(1, "rollouts ahead")
+        self._draws: list[Future[Drawn]] = []
         self._weights: list[torch.Tensor] = []
 
     def begin(self, draws: Sequence[Callable[[], Drawn]]) -> None:
         """Begin to draw, one after the other. The results of the draws before must have been taken."""
-        assert self._answers is None
-        answers: Future[list[Drawn]] = Future()
-
-        def draw() -> None:
-            try:
-                answers.set_result([one() for one in draws])
-            except BaseException as error:  # raised where the answers are taken
-                answers.set_exception(error)
-
-        self._weights, self._answers = self._copies(), answers
-        Thread(target=draw, name="rollouts ahead", daemon=True).start()
+        assert not self._draws
+        self._weights = [_on_host(one) for one in self._trained]
+        self._draws = [self._thread.submit(one) for one in draws]
 
     @contextmanager
     def taken(self) -> Iterator[list[Drawn]]:
         """Wait for what is being drawn, and put in the weights that drew it for the block; [] if there is nothing."""
-        answers, self._answers = self._answers, None
-        if answers is None:
+        draws, self._draws = self._draws, []
+        drawn = [one.result() for one in draws]
+        if not drawn:
             yield []
             return
-        drawn, now = answers.result(), self._copies()
-        self._put(self._weights)
+        self._exchange()
         try:
             yield drawn
         finally:
-            self._put(now)
+            self._exchange()
             self._weights = []
 
-    def _copies(self) -> list[torch.Tensor]:
-        return [one.detach().to("cpu", copy=True) for one in self._trained]
+    def close(self) -> None:
+        """Wait for what is being drawn: until then the server is in use, and the models are in memory."""
+        self._thread.shutdown(cancel_futures=True)
 
     @torch.no_grad()
-    def _put(self, weights: Sequence[torch.Tensor]) -> None:
-        for one, value in zip(self._trained, weights, strict=True):
-            one.copy_(value)
+    def _exchange(self) -> None:
+        """Exchange the weights with those that are kept. One by one: the host needs no room for another copy of all."""
+        for place, one in enumerate(self._trained):
+            now = _on_host(one)
+            one.copy_(self._weights[place])
+            self._weights[place] = now
+
+
+def _on_host(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach().to("cpu", copy=True)

@@ -95,10 +95,12 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         ),
         waits=waits,
     )
-    cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify, Alongside(loaded.model))
+    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model)
+    cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify, alongside)
     memory.settle = cycle.settle
     evaluate = None if task.data.eval is None else cycle.evaluate
-    return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, check_end=memory.check_end)
+    ends = {"check_end": memory.check_end, "close": alongside.close}
+    return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, **ends)
 
 
 @dataclass(frozen=True)
