@@ -21,6 +21,7 @@ from surefoot.models.decoder import decoder_matrices
 from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
+from surefoot.models.wrapped import freeze_others
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
@@ -44,11 +45,12 @@ ENGINES = {
     "zero3": EngineChoice("deepspeed", 3),
 }
 KINDS = ("lora", "dora", "full")
+PART = (r"model\.layers\.1\.mlp\..*", r".*\.k_proj", "lm_head")  # one layer has a single trained matrix
 ONE: Members = {ALL: lambda name: True}
 
 
 def tiny(kind: str, *, dropout: float = 0.0, tied: bool = False, base: torch.dtype = torch.float32) -> nn.Module:
-    """kind: lora | dora | full. Adapters start away from zero, so that every parameter has a gradient that counts."""
+    """kind: lora | dora | full | part, the modules that PART names. Adapters start away from zero, so that every parameter has a gradient that counts."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -62,7 +64,8 @@ def tiny(kind: str, *, dropout: float = 0.0, tied: bool = False, base: torch.dty
         attn_implementation="eager",
     )
     model = LlamaForCausalLM(config).to(base)
-    if kind == "full":
+    if kind in ("full", "part"):
+        freeze_others(model, PART if kind == "part" else ())
         return model.train()
     adapted = get_peft_model(
         model,

@@ -31,6 +31,8 @@ VARIANTS = {
     "checkpointing": CHECKPOINTING,
     "sgd": Case("lora", optimizer="sgd"),
     "loss scale": Case("full", scale=1024.0),
+    "a part": Case("part"),
+    "a part, checkpointing": Case("part", dropout=0.1, checkpointing=True),
 }
 
 
