@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from surefoot.config.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR, VERDICT
 from surefoot.data.sources.records import Kind
 from surefoot.data.sources.text import read_value
+from surefoot.interop.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR, VERDICT
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.locations import DESCRIPTION
 from surefoot.system.messages import nearest_word, nearest_words

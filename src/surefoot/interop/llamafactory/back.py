@@ -10,9 +10,9 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.config.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop.backward import Ours, Sources, processes, variables
+from surefoot.interop.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.interop.llamafactory.data import PICTURED, SAME, UNTHINKING
 from surefoot.system.locations import DESCRIPTION, data_kind, is_hub_data
 

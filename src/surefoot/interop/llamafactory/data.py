@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from surefoot.config.dataset_info import COLUMNS
 from surefoot.families.other_templates import LLAMAFACTORY, PREFIX
+from surefoot.interop.dataset_info import COLUMNS
 from surefoot.interop.draft import Draft
 from surefoot.system.errors import InputError
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
