@@ -22,10 +22,13 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import parse_value
 from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.interop import export as way_back
+from surefoot.interop.axolotl import back as axolotl_back
+from surefoot.interop.axolotl.layouts import read_layout
 from surefoot.interop.backward import Ours, interval, keeps_best, micro, passes, schedule
 from surefoot.interop.export import Written, export, targets
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
+from surefoot.interop.settings import Refusal
 from surefoot.interop.translation import Translation
 from surefoot.system.errors import Fault, InputError
 
@@ -227,6 +230,72 @@ def test_what_axolotl_demands() -> None:
     settings = parse_value(written("axolotl", other).text, "")
     assert (settings["micro_batch_size"], settings["gradient_accumulation_steps"]) == (1, 1)
     assert "remove_unused_columns" not in settings
+
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PAIRED = {"stage": "dpo", "model": "m", "data": {"train": "pairs.jsonl", "format": "preference"}, "output": "o"}
+
+
+def pairs_for_axolotl(record: Mapping[str, Any]) -> tuple[dict[str, Any], Written]:
+    """The entry of `datasets` for pairs like this record."""
+    config = config_of(PAIRED)
+    ours = Ours(config, "theirs", record=lambda path: record)
+    found = export(targets()["axolotl"], config, {"data.train"}, ours)
+    return parse_value(found.text, "")["datasets"][0], found
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, ("chat_template.default", "prompt")),
+        ({"messages": TURNS[:1], "chosen": TURNS[1], "rejected": TURNS[1]}, ("chat_template.default", None)),
+        ({"chosen": TURNS, "rejected": TURNS}, ("chat_template.argilla_chat", None)),
+    ],
+)
+def test_axolotl_is_told_where_the_prompt_of_a_pair_is(
+    record: dict[str, Any], expected: tuple[str, str | None]
+) -> None:
+    """chat_template.default reads `messages`, also a text; argilla_chat whole dialogues. Neither looks for `prompt`."""
+    entry, found = pairs_for_axolotl(record)
+    assert (entry["type"], entry.get("field_messages")) == expected
+    assert not [fate for fate in found.fates if fate.key.startswith("data.train.") and fate.outcome != "carried"]
+
+
+def test_twin_without_the_prompts_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(axolotl_back, "_opening", lambda *arguments: None)
+    entry, _ = pairs_for_axolotl({"prompt": "a", "chosen": "b", "rejected": "c"})
+    assert "field_messages" not in entry
+
+
+def test_judged_answers_in_axolotl_have_a_template_of_their_own() -> None:
+    """Its prompt_strategies.kto has chatml, llama3 and user-defined layouts, no chat_template."""
+    data = {"train": {"path": "org/d", "format": "judged"}}
+    config = config_of({"stage": "kto", "model": "m", "data": data, "output": "o"})
+    found = written("axolotl", config)
+    assert parse_value(found.text, "")["datasets"][0]["type"] == "chatml.prompt_pairs"
+    assert ("data.template", "different", "chatml") in {(one.key, one.outcome, one.there) for one in found.fates}
+    with pytest.raises(Refusal):
+        read_layout("kto", {"type": "chat_template.default"})
+    assert read_layout("dpo", {"type": "chat_template.default"}).template is None  # twin: another method has it
+
+
+def test_a_share_to_hold_out_means_the_same_in_trl() -> None:
+    config = config_of({"stage": "sft", "model": "m", "data": {"train": "org/d", "eval": 0.05}, "output": "o"})
+    fates = {fate.key: fate.outcome for fate in written("trl", config, {"data.eval"}).fates}
+    assert fates["data.eval"] == "carried"
+    mixture = {"datasets": [{"id": "a/b"}], "test_split_size": 0.2}
+    twin = small("trl", dataset_mixture=mixture, test_split_size=0.05)  # where the mixture's share counts
+    assert {note.outcome for note in twin.notes if note.word.startswith("test_split_size")} == {"listed"}
+
+
+@pytest.mark.parametrize("reward", ["score.py:right", "http://127.0.0.1:1/score", "entry_point:right"])
+def test_a_reward_that_is_no_model_is_not_written_as_one(reward: str) -> None:
+    """LLaMA-Factory would read the name as a folder of an adapter."""
+    plain = {"stage": "ppo", "model": "m", "data": {"train": "org/d"}, "output": "o", "ppo": {"reward": reward}}
+    with raises_fault("SF-TRANSLATE-SETTING", "LLaMA-Factory", "reward_model"):
+        written("llamafactory", config_of(plain))
+    twin = written("llamafactory", config_of({**plain, "ppo": {"reward": "runs/r"}}))
+    assert parse_value(twin.text, "")["reward_model"] == "runs/r"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
     "falcon_h1": ("chatml", "on"),
 }
 ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
+PAIRS = "chat_template.default"  # a prompt, which may be a text, and two answers, in the config's template
 FALLBACK = "tokenizer_default_fallback_"
 _STACKED = "experts."
 _SHAREGPT = {"field_messages": "conversations", "message_property_mappings": {"role": "from", "content": "value"}}
@@ -68,7 +69,8 @@ def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
     if ours.facts.rollouts:
         return {}
     if not ours.facts.learns_tokens:
-        return {"type": _compared(ours, columns)} | _fields(columns)
+        kind = _compared(ours, source, columns)
+        return {"type": kind} | (_fields(ours, source, columns) if kind == PAIRS else {})
     if source["format"] == "text" or ours.facts.plain_texts:
         return {"type": "completion"} | ({"field": columns["text"]} if "text" in columns else {})
     turns = columns.get("conversations" if source["format"] == "sharegpt" else "messages")
@@ -80,17 +82,31 @@ def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
     return {"type": next((kind for kind, mine in ALPACA.items() if mine == ours["data.template"]), "alpaca")}
 
 
-def _compared(ours: Ours, columns: Mapping[str, str]) -> str:
-    """Return the type with this template and these columns, else the one that leaves both to other settings."""
+def _compared(ours: Ours, source: dict[str, Any], columns: Mapping[str, str]) -> str:
+    """Return the type with this template and these columns, else the one that leaves most to other settings."""
     for kind in kinds(ours["stage"]):
         layout = read_layout(ours["stage"], {"type": kind})
         if layout.template == ours["data.template"] and dict(layout.columns) == columns:
             return kind
-    return next((one for one in kinds(ours["stage"]) if one.endswith(".chat_template")), "chat_template.default")
+    if ours["stage"] == "kto":  # no type leaves the template open
+        return "llama3.prompt_pairs" if ours["data.template"] == "llama3" else "chatml.prompt_pairs"
+    if ours["stage"] == "reward":
+        return "bradley_terry.chat_template"
+    whole = isinstance((ours.record(source["path"]) or {}).get(columns.get("chosen", "chosen")), list)
+    return "chat_template.argilla_chat" if whole and not _opening(ours, source, columns) else PAIRS
 
 
-def _fields(columns: Mapping[str, str]) -> dict[str, str]:
-    return {f"field_{name}": own for name, own in columns.items() if name in ("messages", "chosen", "rejected")}
+def _opening(ours: Ours, source: dict[str, Any], columns: Mapping[str, str]) -> str | None:
+    """Return the field of a pair's prompt, None if there is none or the record cannot be read."""
+    record = ours.record(source["path"]) or {}
+    named = (columns.get(name, name) for name in ("prompt", "messages"))
+    return next((name for name in named if record.get(name) is not None), None)
+
+
+def _fields(ours: Ours, source: dict[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
+    opening = _opening(ours, source, columns) or columns.get("messages", "messages")
+    own = {"messages": opening, **{name: columns[name] for name in ("chosen", "rejected") if name in columns}}
+    return {f"field_{name}": field for name, field in own.items() if field != name}
 
 
 def modules(ours: Ours) -> Any:

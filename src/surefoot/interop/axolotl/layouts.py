@@ -66,7 +66,7 @@ def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
         return _own(stage, kind)
     if kind == "user_defined.default":
         return _own(stage, entry)
-    if kind in _CHAT and stage != "reward":
+    if kind in _CHAT and stage == "dpo":
         return Layout(_chat_columns(entry), None)
     if stage == "reward" and kind in _SCORED:
         return Layout({"prompt": "input"}, _SCORED[str(kind)] or None)
@@ -92,14 +92,15 @@ def _known(stage: str) -> str:
     if stage == "reward":
         return " or ".join(_SCORED)
     layouts = _PAIRS if stage == "dpo" else _JUDGED
-    named = ", ".join(layouts)
-    return f"chat_template.default, chatml.NAME or llama3.NAME, where NAME is one of {named}"
+    chat = "chat_template.default, " if stage == "dpo" else ""
+    return f"{chat}chatml.NAME or llama3.NAME, where NAME is one of {', '.join(layouts)}"
 
 
 def _chat_columns(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the columns of a chat entry; the turns before the answers are in `messages` by default."""
+    """Return the columns of a chat entry; the turns before the answers are in `messages` by default, or a text."""
     field = entry.get("field_messages", "messages")
-    requested = {"messages": field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
+    opening = "prompt" if field == "prompt" else "messages"  # both may be a text or turns
+    requested = {opening: field, **{name: entry.get(f"field_{name}", name) for name in ("chosen", "rejected")}}
     return {ours: own for ours, own in requested.items() if ours != own}
 
 

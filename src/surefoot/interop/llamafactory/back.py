@@ -14,7 +14,7 @@ from surefoot.families.other_templates import PREFIX
 from surefoot.interop.backward import Ours, Sources, processes, variables
 from surefoot.interop.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.interop.llamafactory.data import PICTURED, SAME, UNTHINKING
-from surefoot.system.locations import DESCRIPTION, data_kind, is_hub_data
+from surefoot.system.locations import DESCRIPTION, data_kind, is_address, is_function, is_hub_data
 
 ONLINE = "ONLINE"  # dataset_dir if every name is a data set of the hub
 _UNKNOWN = {"answers": "alpaca", "pairs": "preference", "judged": "judged"}  # records whose format is not known
@@ -153,6 +153,12 @@ def template(ours: Ours) -> str | None:
 def targets(ours: Ours) -> str | None:
     named = ours["adapter.targets"]
     return "all" if named == "all-linear" else ",".join(named or ()) or None
+
+
+def reward_model(ours: Ours) -> str | None:
+    name = ours["ppo.reward"]
+    models = name is not None and not (is_address(name) or is_function(name) or name.startswith("entry_point:"))
+    return name if models else None
 
 
 def start(ours: Ours, method: str, path: str) -> list[str]:

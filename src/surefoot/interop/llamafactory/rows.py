@@ -311,7 +311,7 @@ FINETUNING = (
     ),
     joint("ref_model_adapters", None, (), "refused: merge them first", type=text),
     joint("ref_model_quantization_bit", None, (), "refused", type=whole),
-    joint("reward_model", None, ("ppo.reward",), type=text),
+    joint("reward_model", None, ("ppo.reward",), type=text, back=back.reward_model),
     joint("reward_model_adapters", None, (), "refused: merge them first", type=text),
     joint("reward_model_quantization_bit", None, (), "refused", type=whole),
     joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused", back=never),

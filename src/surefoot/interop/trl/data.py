@@ -216,7 +216,9 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
             return
     if share:
         draft.set("data.eval", int(share) if share >= 1 else share, name, why=_DRAWN if name == mixture else "")
-        draft.drop("test_split_size takes precedence", "dataset_test_split", "test_split_size")
+        draft.drop(
+            "test_split_size takes precedence", "dataset_test_split", *(["test_split_size"] if name == mixture else [])
+        )
     elif draft["eval_strategy"] == "no" or mixture:
         draft.drop(
             "there is no evaluation data" if mixture else "eval_strategy is no", "dataset_test_split", "test_split_size"
