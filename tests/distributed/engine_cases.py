@@ -50,7 +50,10 @@ ONE: Members = {ALL: lambda name: True}
 
 
 def tiny(kind: str, *, dropout: float = 0.0, tied: bool = False, base: torch.dtype = torch.float32) -> nn.Module:
-    """kind: lora | dora | full | part, the modules that PART names. Adapters start away from zero, so that every parameter has a gradient that counts."""
+    """kind: lora | dora | full | part, the modules that PART names.
+
+    Adapters start away from zero, so that every parameter has a gradient that counts.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -279,6 +279,14 @@ def test_judged_answers_in_axolotl_have_a_template_of_their_own() -> None:
     assert read_layout("dpo", {"type": "chat_template.default"}).template is None  # twin: another method has it
 
 
+def test_axolotl_gets_no_pattern_of_trained_modules_and_says_so() -> None:
+    plain = {"stage": "sft", "model": {"path": "m", "trained": ["lm_head"]}, "data": {"train": "org/d"}, "output": "o"}
+    fates = {one.key: one for one in written("axolotl", config_of(plain)).fates}
+    assert (fates["model.trained"].outcome, bool(fates["model.trained"].why)) == ("different", True)
+    twin = written("axolotl", config_of({**plain, "model": "m"}))
+    assert "model.trained" not in {one.key for one in twin.fates}
+
+
 def test_a_share_to_hold_out_means_the_same_in_trl() -> None:
     config = config_of({"stage": "sft", "model": "m", "data": {"train": "org/d", "eval": 0.05}, "output": "o"})
     fates = {fate.key: fate.outcome for fate in written("trl", config, {"data.eval"}).fates}

@@ -49,4 +49,6 @@ def check_trained(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
         if not any(trains(name, [pattern]) for name in names):
             tied = ", and its head is the embedding" if model.tied else ""
             what = f"{pattern!r} matches no module with weights: the model has {names[0]}, {names[-1]} and others{tied}"
-            notes.refuse(_KEY, what, "mend the pattern, which must match a module's whole name")
+            notes.refuse(
+                _KEY, what, "mend the pattern, which must match a module's whole name; .* at its end takes those inside"
+            )

@@ -98,5 +98,6 @@ _TARGET = Target(
     back.start,
     fixed=lambda ours: {"remove_unused_columns": False} if ours.facts.records == "judged" else {},
     always=("micro_batch_size", "gradient_accumulation_steps"),
+    remarks={"model.trained": "all train unless you write unfrozen_parameters: patterns of parameters, not modules"},
 )
 AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note, target=_TARGET)
