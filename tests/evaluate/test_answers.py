@@ -216,6 +216,13 @@ def score(answer: dict[str, Any]) -> float:
     return answer["score"]
 
 
+def test_a_single_answer_makes_no_pair(world, grpo_yaml, tmp_path):
+    words = [world / "base", "--config", grpo_yaml, "--max-samples", 1, "--out", tmp_path / "out", "--pairs"]
+    assert prints_fault(call(*words, "--answers", 1).stderr, "SF-USE-FLAG", "--pairs")
+    assert not (tmp_path / "out").exists()
+    assert found(*words, "--answers", 2)["pairs"] in (0, 1)  # the twin
+
+
 def test_the_same_request_writes_the_same_bytes_and_nothing_else_is_replaced(world, grpo_yaml, tmp_path):
     words = [world / "base", "--config", grpo_yaml, "--answers", 2, "--max-samples", 3, "--out", tmp_path, "--best"]
     asked = found(*words)

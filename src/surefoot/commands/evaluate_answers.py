@@ -91,6 +91,9 @@ def answers(
         what = "is needed, because the config holds no prompts out"
         raise InputError(Fault("DATA", what, "name prompts as in data.train", code="SF-USE-FLAG"))
     count = count or config.grpo.eval_answers or _COUNT
+    if pairs and count == 1:
+        what = "compares answers to one prompt, and one is drawn"
+        raise InputError(Fault("--pairs", what, "draw more with --answers", code="SF-USE-FLAG"))
     seed = config.seed if seed is None else seed
     request = {
         "model": model,

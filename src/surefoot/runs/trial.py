@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -147,7 +147,7 @@ def ready(config: RunConfig, last: int) -> Iterator[Ready]:
             run, loaded, _ = load_and_check(run, session, own, console)
             run = with_models(run, loaded, ignore)
             try:
-                with prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
+                with closing(run.task), prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
                     yield Ready(run, loaded, batches)
             finally:
                 loaded.engine.release()
