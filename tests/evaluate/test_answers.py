@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from helpers.faults import prints_fault
 from helpers.tiny_models import curt, tiny_judge
 from surefoot.commands.main import main
 from surefoot.data.prepare import PreparedData
+from surefoot.evaluate.answers import pair_records
 from surefoot.methods import examples
 from surefoot.report.intervals import mean_interval, wilson
 from surefoot.system import durable
@@ -214,6 +216,22 @@ def test_the_best_answers_of_a_base_are_what_stage_sft_learns(world, grpo_yaml, 
 
 def score(answer: dict[str, Any]) -> float:
     return answer["score"]
+
+
+def test_a_pair_has_two_texts_whatever_scores_one_text_has() -> None:
+    class Prompts(list):
+        def record(self, place: int) -> dict[str, str]:
+            return self[place]
+
+    def pairs(*drawn: tuple[str, float]) -> list[tuple[str, str]]:
+        kept = [{"ended": True, "answer": text, "score": value} for text, value in drawn]
+        results = {"base": SimpleNamespace(sizes=[len(kept)], kept=kept)}
+        measured: Any = SimpleNamespace(results=results, prompts=Prompts([{"instruction": "q"}]))
+        return [(one["chosen"], one["rejected"]) for one in pair_records(measured)]
+
+    assert pairs(("one", 1.0), (" one", 0.1)) == []
+    assert pairs(("one", 1.0), ("one", 0.1), ("two", 0.5)) == [("one", "two")]
+    assert pairs(("one", 1.0), ("two", 0.1), ("one", 0.5)) == [("one", "two")]  # the twin: another text is the worst
 
 
 def test_a_single_answer_makes_no_pair(world, grpo_yaml, tmp_path):

@@ -215,10 +215,13 @@ def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, 
 
 def pair_records(measured: MeasuredAnswers) -> Iterator[dict[str, Any]]:
     """Yield the last side's best and worst answer to each prompt as a record of stage dpo, with their scores. Answers
-    that did not end or are empty do not count, and neither does a prompt whose answers have one score."""
+    that did not end or are empty do not count, and neither does a prompt whose answers have one score. A reward may
+    score one text twice: the worst answer is one of another text than the best."""
     instructions = _has_instructions(measured)
     for record, fit in _fit_answers(measured):
-        if fit and (best := max(fit, key=_score))["score"] > (worst := min(fit, key=_score))["score"]:
+        best = max(fit, key=_score, default=None)
+        others = [one for one in fit if best and one["answer"].strip() != best["answer"].strip()]
+        if best and others and (worst := min(others, key=_score))["score"] < best["score"]:
             pair = {name: _answer(one, instructions) for name, one in (("chosen", best), ("rejected", worst))}
             scores = {"score_chosen": best["score"], "score_rejected": worst["score"]}
             yield {**_prompt(record, instructions), **pair, **scores}
