@@ -63,6 +63,8 @@ def _model(config: RunConfig, plan: RunPlan, base: Path) -> str:
 def _trained(config: RunConfig, plan: RunPlan, base: Path, shown: Mapping[str, str]) -> str:
     share = f"{plan.trainable:,} parameters ({plan.trainable / plan.with_adapter:.2%})"
     how = "all weights of the language model" if facts_of(base).wrapper_parameters else "all weights"
+    if plan.trained:
+        how = f"weights of {', '.join(plan.trained)}"
     if plan.adapter is not None:
         how = f"{plan.adapter.kind.value}, {shown['adapter.scale']}, on {shown['adapter.targets']}"
     if plan.vision:

@@ -15,7 +15,7 @@ from typing import Any
 
 from surefoot.data.sources.records import Kind
 from surefoot.data.sources.text import read_value
-from surefoot.interop.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR, VERDICT
+from surefoot.system.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR, VERDICT
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.locations import DESCRIPTION
 from surefoot.system.messages import nearest_word, nearest_words

@@ -12,8 +12,8 @@ from typing import Any
 
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop.backward import Ours, Sources, processes, variables
-from surefoot.interop.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.interop.llamafactory.data import PICTURED, SAME, UNTHINKING
+from surefoot.system.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.system.locations import DESCRIPTION, data_kind, is_address, is_function, is_hub_data
 
 ONLINE = "ONLINE"  # dataset_dir if every name is a data set of the hub

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from surefoot.families.other_templates import LLAMAFACTORY, PREFIX
-from surefoot.interop.dataset_info import COLUMNS
 from surefoot.interop.draft import Draft
+from surefoot.system.dataset_info import COLUMNS
 from surefoot.system.errors import InputError
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION
 from surefoot.system.messages import nearest_words
