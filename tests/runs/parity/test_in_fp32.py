@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -69,8 +70,8 @@ def longer(monkeypatch):
 
 def wide_norms(monkeypatch):
     """What a norm computes is a fiftieth too large."""
-    real = fast_pointwise.rms_norm
-    monkeypatch.setattr(fast_pointwise, "rms_norm", lambda *given: real(*given) * BY_LITTLE)
+    wide = partial(fast_pointwise.install, norm=lambda *given: fast_pointwise.rms_norm(*given) * BY_LITTLE)
+    monkeypatch.setattr(fast_pointwise, "install", wide)
 
 
 # Of each the adapter of the run, and the path that it is planted in.

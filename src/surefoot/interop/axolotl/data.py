@@ -72,10 +72,12 @@ class Sources:
         self.kinds: set[str] = set()
         self.uses_chat_template = False
         self.uses_turns = False
+        self.entries: list[dict[str, Any]] = []  # as they are in the config
         entries = [{"path": draft[name]}] if isinstance(draft[name], str) else draft[name]
         if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
             draft.refuse(name, "expected a list of datasets, each with a path and a type")
             return
+        self.entries = entries
         for number, entry in enumerate(entries):
             self._read(number, entry)
 
@@ -286,8 +288,8 @@ def _first_texts(draft: Draft) -> int | None:
 def _stream(draft: Draft) -> Sources:
     """Return the texts of pretraining_dataset, as many of them as the steps need."""
     found = Sources(draft, PRETRAINING)
-    kinds = {entry.get("type", "pretrain") for entry in draft[PRETRAINING] if isinstance(entry, dict)}
-    if draft.given("datasets") or kinds - {"pretrain", "completion"}:
+    others = [entry for entry in found.entries if entry.get("type", "pretrain") not in ("pretrain", "completion")]
+    if draft.given("datasets") or others:
         draft.refuse(PRETRAINING, "surefoot reads texts alone, of the type pretrain", "leave the other data out")
     count = _first_texts(draft)
     for source in found.sources:
