@@ -172,6 +172,7 @@ def test_killed_inside_a_cycle_every_answer_is_as_if_nothing_had_been(runs, tmp_
     assert killing.kills.total() == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed(runs, tmp_path):
     killing = Killing(runs, 2, plan=[{"at": "rollout", "n": 12, "rank": 1}])
     assert many("killed runs of grpo on two ranks", 1, killing, tmp_path) == []
