@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 import surefoot
 from helpers.faults import prints_fault
+from helpers.killed import Killed
 from helpers.tiny_models import curt, tiny_judge
 from surefoot.commands.main import main
 from surefoot.data.prepare import PreparedData
@@ -265,9 +266,6 @@ def test_killed_before_its_answers_are_written_it_can_be_asked_again(world, grpo
     """The twin leaves the answers of the request before beside the findings of the new one."""
     words = [world / "base", "--config", grpo_yaml, "--answers", 2, "--max-samples", 3, "--out", tmp_path]
     found(*words)
-
-    class Killed(BaseException):
-        pass
 
     real = durable.write_bytes
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import pytest
 from safetensors import SafetensorError
 
+from helpers.killed import Killed
 from surefoot.system import disk
 
 NAMES = (
@@ -28,10 +29,6 @@ NAMES = (
 # then the disk is full
 Kind = Literal["kill", "torn", "full", "broken", "short"]
 _ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO, "short": errno.ENOSPC}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no handler of surefoot's may catch it."""
 
 
 class FaultyDisk:

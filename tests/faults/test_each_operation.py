@@ -6,8 +6,9 @@ from functools import partial
 
 import pytest
 
-from faults.faulty_disk import FaultyDisk, Killed, copy_of, operations_of
+from faults.faulty_disk import FaultyDisk, copy_of, operations_of
 from faults.histories import HISTORIES, engine_after, loaded, outcome, recovered, save
+from helpers.killed import Killed
 from helpers.tiers import diagonal
 from surefoot.system import disk, durable
 from surefoot.system.errors import EnvironmentFault

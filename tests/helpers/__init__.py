@@ -44,6 +44,7 @@ Processes
     forked_command     a command and its ranks, forked likewise (`preloaded_imports`)
     python_on_path     `python` and `surefoot` for shell scripts under test
     planted_crashes    steps that crash their process
+    killed             runs that are killed in one call of a function, in this process
 
 External services
     hub_stub           a local model hub

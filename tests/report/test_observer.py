@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from helpers.faults import lines_giving
+from helpers.killed import Killed
 from helpers.tiers import diagonal
 from helpers.toy_model import save_checkpoint, settings, toy_batches, toy_engine, toy_examples, toy_loss
 from surefoot.report.console import Console
@@ -26,10 +27,6 @@ from surefoot.training.state import Goal, RunState
 
 EXAMPLES = toy_examples(20)
 TOTAL = 12
-
-
-class Killed(BaseException):
-    """What SIGKILL does to a process, as far as the files are concerned: nothing more happens."""
 
 
 class StoppedObserver(RunObserver):

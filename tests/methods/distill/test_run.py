@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import surefoot
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
+from helpers.killed import killed
 from helpers.tiers import representatives
 from helpers.tiny_models import llama3_tokenizer, tiny_llama
 from helpers.vllm_answers import completion
@@ -111,29 +112,15 @@ def test_micro_batches_change_nothing_but_rounding(world, tmp_path):
 
 
 @pytest.mark.parametrize("share", representatives([0.0, 0.5], 0.5))
-def test_killed_it_goes_on_bit_for_bit(world, tmp_path, monkeypatch, share):
+def test_killed_it_goes_on_bit_for_bit(world, tmp_path, share):
     whole = config_of(world, tmp_path / "whole", beta=0.5)
     whole["distill"] |= {"on_policy": share, "max_new_tokens": 8} if share else {}
     whole |= {"checkpoint": {"every": "1 steps", "keep": 9}}
     cut = {**whole, "output": str(tmp_path / "cut")}
     wanted = run(whole)
 
-    class Killed(BaseException):
-        pass
-
-    real, steps = training_step.accumulate_gradients, 0
-
-    def dies(*args, **how):
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise Killed
-        return real(*args, **how)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(training_step, "accumulate_gradients", dies)
-        with pytest.raises(Killed):
-            run(cut)
+    with killed(training_step, "accumulate_gradients", 3):
+        run(cut)
     assert run(cut, resume=True) == wanted
     weights = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "cut")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])

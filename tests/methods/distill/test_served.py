@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from helpers.faults import raises_fault
+from helpers.killed import killed
 from helpers.served_teacher import serving
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
@@ -131,18 +132,6 @@ def test_it_trains_as_the_teacher_in_memory_does(world, tmp_path):
 def test_killed_it_computes_with_the_same_answers_again(world, tmp_path, monkeypatch, replays):
     """The server says something else each time that it is asked the same. The twin asks again."""
 
-    class Killed(BaseException):
-        pass
-
-    real, steps = training_step.accumulate_gradients, 0
-
-    def dies(*args, **how):
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise Killed
-        return real(*args, **how)
-
     def drawing(output, address):
         more = {"checkpoint": {"every": "1 steps", "keep": 9}, "duration": "4 steps"}
         return served(world, output, address, beta=1.0, on_policy=0.5, max_new_tokens=8, top=8) | more
@@ -151,10 +140,8 @@ def test_killed_it_computes_with_the_same_answers_again(world, tmp_path, monkeyp
         wanted = run(drawing(tmp_path / "whole", stub.address))
     with serving(world / "teacher", noise=-0.01) as (stub, _):
         cut = drawing(tmp_path / "cut", stub.address)
-        with monkeypatch.context() as patched:
-            patched.setattr(training_step, "accumulate_gradients", dies)
-            with pytest.raises(Killed):
-                run(cut)
+        with killed(training_step, "accumulate_gradients", 3):
+            run(cut)
         if not replays:
             monkeypatch.setattr(Asked, "__contains__", lambda *_: False)
         assert (run(cut, resume=True) == wanted) == replays

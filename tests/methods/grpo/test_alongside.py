@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
+from helpers.killed import Killed, killed
 from helpers.tiers import representatives
 from helpers.vllm_answers import completion
 from methods.grpo.test_run import config_of, rows_of, run, vowels, world
@@ -146,28 +147,14 @@ def test_the_answers_of_the_next_rollout_are_drawn_during_the_update(world, tmp_
 
 
 @pytest.mark.parametrize("every", representatives([2, 9], 2))
-def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, monkeypatch, every):
-    class Killed(BaseException):
-        pass
-
-    real, steps = training_step.accumulate_gradients, 0
-
-    def dies(*args, **how):
-        nonlocal steps
-        steps += 1
-        if steps == 4:
-            raise Killed
-        return real(*args, **how)
-
+def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, every):
     found = []
     for name in ("whole", "cut"):
         with drawing(world) as (address, _):
             config = served(world, tmp_path / name, address) | {"checkpoint": {"every": f"{every} steps", "keep": 9}}
             if name == "cut":
-                with monkeypatch.context() as patched:
-                    patched.setattr(training_step, "accumulate_gradients", dies)
-                    with pytest.raises(Killed):
-                        run(config)
+                with killed(training_step, "accumulate_gradients", 4):
+                    run(config)
             run(config, vowels, **({"resume": True} if name == "cut" and every == 2 else {}), **overwrite(name, every))
             found.append(results(config))
     assert equal(*found)
@@ -179,9 +166,6 @@ def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, 
 @pytest.mark.parametrize("waits", representatives([True, False], True))
 def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, waits):
     """After a rollback the next attempt loads its models and uses the server. The twin does not wait."""
-
-    class Killed(BaseException):
-        pass
 
     asked, goes_on, close = threading.Event(), threading.Event(), Alongside.close
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 import surefoot
 from helpers.faults import gives, raises_fault
 from helpers.http_stub import answering
+from helpers.killed import Killed
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
@@ -189,9 +190,6 @@ def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
     cut = {**whole, "output": str(tmp_path / "cut")}
     wanted = run(whole, reward)
     calls = 5 if more else 2
-
-    class Killed(BaseException):
-        pass
 
     asked = 0
 

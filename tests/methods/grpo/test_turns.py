@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 import surefoot
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
+from helpers.killed import killed
 from helpers.tiers import representatives
 from helpers.tiny_models import curt
 from helpers.vllm_answers import completion
@@ -145,28 +146,14 @@ DRAWN = ({}, {"redraw": 1, "top_p": 0.9, "ahead": 1, "overlong": "mask"})
 
 
 @pytest.mark.parametrize("more", representatives(DRAWN, DRAWN[1]))
-def test_killed_between_turns_it_goes_on_bit_for_bit_and_calls_nothing_again(world, monkeypatch, more):
+def test_killed_between_turns_it_goes_on_bit_for_bit_and_calls_nothing_again(world, more):
     whole = config_of(world, "whole", rollout_batches=2, epochs=2, kl=0.1, **more)
     whole |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 9}}
     cut = {**whole, "output": str(world / "cut")}
     wanted = run(whole)
     calls = asked(world)
-    real, turns = EmbeddedRollouts.answer, 0
-
-    class Killed(BaseException):
-        pass
-
-    def dies(self, *arguments):
-        nonlocal turns
-        turns += 1
-        if turns == 5:  # the second rollout's second turn, or a redraw's
-            raise Killed
-        return real(self, *arguments)
-
-    monkeypatch.setattr(EmbeddedRollouts, "answer", dies)
-    with pytest.raises(Killed):
+    with killed(EmbeddedRollouts, "answer", 5):  # the second rollout's second turn, or a redraw's
         run(cut)
-    monkeypatch.setattr(EmbeddedRollouts, "answer", real)
     before = asked(world) - calls
     assert 0 < before < calls
     assert run(cut, resume=True) == wanted
