@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +206,8 @@ def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, 
     instructions, because templates may have a slot for their input; other prompts become messages. Earlier answers are
     not learned in either form.
     """
-    instructions = _has_instructions(measured)
-    for record, fit in _fit_answers(measured):
-        best = max((one for one in fit if one["score"] >= least), key=_score, default=None)
+    for instructions, record, fit in _fit_answers(measured):
+        best = max((one for one in fit if one["score"] >= least), key=itemgetter("score"), default=None)
         if best is not None:
             answer = {"output" if instructions else "completion": _answer(best, instructions)}
             yield {**_prompt(record, instructions), **answer, "score": best["score"], "rewards": best["rewards"]}
@@ -217,34 +217,26 @@ def pair_records(measured: MeasuredAnswers) -> Iterator[dict[str, Any]]:
     """Yield the last side's best and worst answer to each prompt as a record of stage dpo, with their scores. Answers
     that did not end or are empty do not count, and neither does a prompt whose answers have one score. A reward may
     score one text twice: the worst answer is one of another text than the best."""
-    instructions = _has_instructions(measured)
-    for record, fit in _fit_answers(measured):
-        best = max(fit, key=_score, default=None)
+    for instructions, record, fit in _fit_answers(measured):
+        best = max(fit, key=itemgetter("score"), default=None)
         others = [one for one in fit if best and one["answer"].strip() != best["answer"].strip()]
-        if best and others and (worst := min(others, key=_score))["score"] < best["score"]:
+        if best and others and (worst := min(others, key=itemgetter("score")))["score"] < best["score"]:
             pair = {name: _answer(one, instructions) for name, one in (("chosen", best), ("rejected", worst))}
             scores = {"score_chosen": best["score"], "score_rejected": worst["score"]}
             yield {**_prompt(record, instructions), **pair, **scores}
 
 
-def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Yield each prompt's record, and the last side's drawn answers to it that ended, are not empty and have a
-    score."""
+def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[bool, Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Yield for each prompt whether all prompts are instructions, its record, and the last side's drawn answers to it
+    that ended, are not empty and have a score."""
     (found,) = list(measured.results.values())[-1:]
+    records = [measured.prompts.record(place) for place in range(len(measured.prompts))]
+    instructions = all(opening_field(one) == "instruction" for one in records)
     count = found.sizes[-1]
-    for place in range(len(measured.prompts)):
+    for place, record in enumerate(records):
         drawn = found.kept[place * count : (place + 1) * count]
         fit = [one for one in drawn if one["ended"] and one["answer"].strip() and one["score"] is not None]
-        yield measured.prompts.record(place), fit
-
-
-def _has_instructions(measured: MeasuredAnswers) -> bool:
-    places = range(len(measured.prompts))
-    return all(opening_field(measured.prompts.record(place)) == "instruction" for place in places)
-
-
-def _score(kept: Mapping[str, Any]) -> float:
-    return kept["score"]
+        yield instructions, record, fit
 
 
 def _answer(kept: Mapping[str, Any], instructions: bool) -> str | list[dict[str, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import posixpath
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -78,9 +79,7 @@ def export(target: Target, config: RunConfig, given: AbstractSet[str], ours: Our
 
 def summary(fates: Collection[Fate]) -> str:
     """Format "12 keys carried over, 1 with another meaning, 2 different, 1 lost"."""
-    count = {outcome: sum(fate.outcome == outcome for fate in fates) for outcome in _HEADINGS} | {
-        "carried": sum(fate.outcome == "carried" for fate in fates)
-    }
+    count = Counter(fate.outcome for fate in fates)
     keys = "key" if count["carried"] == 1 else "keys"
     return (
         f"{count['carried']} {keys} carried over, {count['changed']} with another meaning, "
@@ -277,7 +276,7 @@ def leaves(ours: Ours, config: RunConfig, train: Sources | None = None, held: So
     train, held: the sources, if not those of the config.
     """
     found = {key: value for key, value in _flat(ours.plain, "") if key not in ("adapter", "early_stopping")}
-    for name in ("data.format", "data.max_samples", *(["data.train"]), *(["data.eval"] if ours.eval else [])):
+    for name in ("data.format", "data.max_samples", "data.train", *(["data.eval"] if ours.eval else [])):
         found.pop(name, None)
     if found["model.dropout"] is None:
         found["model.dropout"] = 0.0 if config.method.compared else "own"

@@ -108,8 +108,7 @@ def plan_threads(
     clearly faster (rates: FLOP/s by count), as in a container that sees more cores than it may use.
 
     A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each thread
-    waits
-    for the scheduler: the quickstart took 139 s on two threads and 9.5 s on one while other programs ran.
+    waits for the scheduler: the quickstart took 139 s on two threads and 9.5 s on one while other programs ran.
     """
     requested = _requested(environment)
     if hardware.cores in requested:

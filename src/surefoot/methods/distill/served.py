@@ -69,42 +69,43 @@ class ServedTeacher:
 
     def prepare(self, step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
         """Ask about the examples of a step before it, many at once, whatever their batches. Returns the batches."""
-        self._ask([(batch.rows, step if isinstance(batch, DrawnBatch) else None) for batch in batches])
+        self._ask_missing([(batch.rows, step if isinstance(batch, DrawnBatch) else None) for batch in batches])
         return batches
 
     def __call__(self, rows: Batch, places: torch.Tensor) -> Known:
         if not rows.lengths:  # a blank batch, of no weight
             return stand_in(rows, places)
-        device = rows.input_ids.device
-        found = self._ask([(rows, None)])
+        device, record = rows.input_ids.device, self._record
+        new = self._ask_missing([(rows, None)])
+        found = [record.find(one) if record is not None else new[one] for one in row_digests(rows)]
         tokens, logprobs, rest = (
             torch.cat([getattr(one, name) for one in found]).to(device) for name in ("tokens", "logprobs", "rest")
         )
         return Likeliest(tokens.long(), logprobs, rest, self._words)
 
-    def _ask(self, batches: Sequence[tuple[Batch, int | None]]) -> list[Likeliest]:
-        """What is known of each example of (rows, step). step: of answers that the student has drawn."""
-        record, digests = self._record, [row_digests(rows) for rows, _ in batches]
-        every = [one for own in digests for one in own]
-        known = {one: record.find(one) for one in every if record is not None and one in record}
+    def _ask_missing(self, batches: Sequence[tuple[Batch, int | None]]) -> dict[bytes, Likeliest]:
+        """Ask about the examples of (rows, step) that the record does not have, and keep the answers. Returns these by
+        digest. step: of answers that the student has drawn."""
+        record = self._record
         missing: dict[bytes, tuple[list[int], list[int], int | None]] = {}
-        for (rows, step), own in zip(batches, digests, strict=True):
-            if all(one in known for one in own):  # nothing has to come from the device
+        for rows, step in batches:
+            own = row_digests(rows)
+            if record is not None and all(one in record for one in own):  # nothing has to come from the device
                 continue
             ids, targets = (in_rows(one, rows).cpu().tolist() for one in (rows.input_ids, rows.targets))
             for digest, length, asked, learned in zip(own, rows.lengths, ids, targets, strict=True):
-                if digest not in known:
+                if record is None or digest not in record:
                     missing.setdefault(digest, (asked[:length], learned[:length], step))
-        if missing:
-            said = f"the teacher is asked about {len(missing)} examples"
-            many = 1 if self._model.adapted else min(_AT_ONCE, len(missing))
-            with self._waits.during("teacher", said), ThreadPoolExecutor(many) as pool:
-                found = list(pool.map(lambda one: self._one(*one[:2]), missing.values()))
-            for (digest, (_, _, step)), one in zip(missing.items(), found, strict=True):
-                known[digest] = one
-                if record is not None:
-                    record.keep(digest, step, one)
-        return [known[one] for one in every]
+        if not missing:
+            return {}
+        said = f"the teacher is asked about {len(missing)} examples"
+        many = 1 if self._model.adapted else min(_AT_ONCE, len(missing))
+        with self._waits.during("teacher", said), ThreadPoolExecutor(many) as pool:
+            found = dict(zip(missing, pool.map(lambda one: self._one(*one[:2]), missing.values()), strict=True))
+        if record is not None:
+            for digest, one in found.items():
+                record.keep(digest, missing[digest][2], one)
+        return found
 
     def _one(self, ids: Sequence[int], targets: Sequence[int]) -> Likeliest:
         """Ask about one example. targets: the next token where it is learned, else negative."""
