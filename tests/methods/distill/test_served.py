@@ -181,7 +181,7 @@ def test_a_server_that_cannot_teach_this_student_is_refused_before_step_1(world,
             more, code = {"top": WORDS}, "SF-CONFIG-VALUE"
         case "name":
             more, code, key = {"teacher_name": "small"}, "SF-USE-FLAG", "distill.teacher_name"
-    with serving(world / "teacher", **how) as (stub, _), raises_fault(code, key or stub.address):
+    with serving(world / "teacher", **how) as (stub, _), raises_fault(code, key):
         run(served(world, tmp_path / "run", stub.address, **more))
     assert not list(tmp_path.glob("run/checkpoint-*"))
 
