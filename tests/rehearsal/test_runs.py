@@ -1,4 +1,4 @@
-"""Every method, and every command that takes a device, on the pretend GPU: nothing is done that a GPU would refuse."""
+"""Every method, and every command that takes a device, on a GPU. A pretended one also says where a step waits."""
 
 import json
 import math
@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from helpers import pretend_gpu
 from helpers.tiers import representatives
 from rehearsal.runs import (
     BESIDES,
     BF16,
     CASES,
-    ON_THE_PRETEND_GPU,
+    NEEDED,
+    ON_ANY_GPU,
     PER_PASS,
     STEPS,
     Died,
@@ -32,7 +34,7 @@ from surefoot.runs import load_models
 from surefoot.system.errors import SurefootError
 from surefoot.training import loop
 
-pytestmark = ON_THE_PRETEND_GPU
+pytestmark = ON_ANY_GPU
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +44,8 @@ def world(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("case", representatives(CASES, "dora", "packed", "ppo"))
 def test_it_trains_waits_where_it_says_and_goes_on_bit_for_bit(world, case):
-    if case == "qat":
-        pytest.importorskip("torchao")
+    for package in NEEDED.get(case, ()):
+        pytest.importorskip(package)
     config, how = started(world, case, "whole")
     waits, rows = waits_of_a_step(config, **how)
     assert len(rows) == STEPS
@@ -134,6 +136,7 @@ NO_ROOM = {
 }
 
 
+@pytest.mark.skipif(not pretend_gpu.is_here(), reason="the limit is the pretend GPU's")
 @pytest.mark.parametrize("where", representatives(NO_ROOM, "a step", "a step, optimizer in host memory"))
 def test_too_little_memory_is_one_line(world, where):
     """The plan passes, and the GPU has less than it says: what fails is told, and nothing is half written."""

@@ -68,7 +68,7 @@ def _measured(name: str) -> Callable[[Call, Path], list[str]]:
 
 
 def _tests(call: Call, result: Path) -> list[str]:
-    places = ["tests/gpu", "tests/kernels", "tests/planning/probes"]
+    places = ["tests/gpu", "tests/rehearsal", "tests/kernels", "tests/planning/probes"]
     if call.rehearse:  # those that the pretend GPU's lack of real kernels and clocks says something about
         places = ["tests/gpu/test_training.py"]
     return [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={result}", *places]
