@@ -13,6 +13,13 @@ def forgets_rollbacks(rank: int) -> None:
     follow._folder_state = lambda *given: replace(claimed(*given), rollbacks=())
 
 
+def waits_for_no_last_words(rank: int) -> None:
+    """Rank 0 leaves before the others have said that they are done, as where the only other one was killed."""
+    from surefoot.training import session, watchdog
+
+    session.LINGER = watchdog.LINGER = 0.1
+
+
 def keeps_hand_over(rank: int) -> None:
     """What was told at the first beginning is taken for what is told at the next."""
     from surefoot.training.session import Session
@@ -51,6 +58,8 @@ def keeps_experts_from_learning(rank: int) -> None:
         a, b = found.a, found.b
         if len(found.weight) <= _EXPERTS:  # the comparison before step 1
             return found
+        assert a is not None
+        assert b is not None
         return replace(found, a=a.detach() + 0 * a, b=b.detach() + 0 * b)
 
     experts._matrices = constant

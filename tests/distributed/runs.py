@@ -4,7 +4,7 @@
 and save the imports of each process (tests/helpers/forked_command.py).
 
 `changed` makes a folder for PYTHONPATH. Its sitecustomize.py lets a rank hang or fail, and can shorten how long one may
-be silent or slow; the commands stay what a user types.
+be silent or slow and is waited for; the commands stay what a user types.
 """
 
 import json
@@ -28,6 +28,7 @@ from surefoot.training import activity, watchdog
 LONGEST = 240  # seconds: a machine that is busy with other tests is slow, and nothing here is timed by the clock
 SILENT = 6.0  # seconds without a beat, where a test waits for it
 STALLED = 15.0  # seconds without progress: later, so that a stopped rank is told to be silent
+UNHEARD = 0.1  # seconds that others wait for the last words of a rank that has none
 SETTINGS = {"batch": {"size": 4, "micro": 1}, "duration": "6 steps", "optim": {"lr": 1e-2}}
 ENDLESS = {"duration": "100000 steps", "eval_every": None}
 
@@ -55,6 +56,8 @@ def change(name, module):
         module.SILENT = {silent}
     if hasattr(module, "LEAST_LIMIT"):
         module.LEAST_LIMIT = {stalled}
+    if hasattr(module, "LINGER"):
+        module.LINGER = {linger}
     if name != "{of}":
         return
     if os.environ.get("RANK") == "0":
@@ -136,12 +139,14 @@ def changed(
     of: str = "surefoot.runs.steps",
     silent: float = watchdog.SILENT,
     stalled: float = activity.LEAST_LIMIT,
+    linger: float = watchdog.LINGER,
 ) -> dict[str, str]:
     """Environment for commands. rank_0, rank_1: what is changed there in module `of`. silent, stalled: with shorter
-    ones a busy machine looks like a broken one, so they are for tests that wait for them."""
+    ones a busy machine looks like a broken one, so they are for tests that wait for them. linger: shorter where the
+    rank that rank 0 waits for cannot hear it."""
     folder.mkdir(exist_ok=True)
     body = _CHANGED
-    settings = {"silent": str(silent), "stalled": str(stalled), "of": of}
+    settings = {"silent": str(silent), "stalled": str(stalled), "linger": str(linger), "of": of}
     for name, value in {**settings, "rank_0": rank_0.strip(), "rank_1": rank_1.strip()}.items():
         body = body.replace(f"{{{name}}}", value)
     (folder / "sitecustomize.py").write_text(body)
@@ -244,10 +249,12 @@ def start(command: Sequence[str], output: Path, more: Mapping[str, str] | None =
     return Started(process, output, log)
 
 
-def start_forked(words: Sequence[object], output: Path, more: Mapping[str, str] | None = None) -> Started:
-    """As `start`, of `surefoot *words`."""
+def start_forked(
+    words: Sequence[object], output: Path, more: Mapping[str, str] | None = None, told: float | None = None
+) -> Started:
+    """As `start`, of `surefoot *words`. told: as `Forked`."""
     log = output.with_suffix(".txt")
-    return Started(Forked([str(word) for word in words], log, environment(more or {})), output, log)
+    return Started(Forked([str(word) for word in words], log, environment(more or {}), told), output, log)
 
 
 def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -21,6 +21,7 @@ from distributed.runs import (
     HANGS,
     SILENT,
     STALLED,
+    UNHEARD,
     alive,
     changed,
     rows,
@@ -129,7 +130,7 @@ def test_engines_that_share_weights_train_the_same_and_each_rank_holds_its_share
 def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
     output = world / f"killed-{victim}"
     config = write_config(world, output, parallel=TWO, **ENDLESS)
-    started = start_forked(["train", config], output)
+    started = start_forked(["train", config], output, changed(world / "k", linger=UNHEARD))
     started.await_step(4)
     ranks = started.ranks()
     stop(ranks[victim], signal.SIGKILL)
@@ -149,7 +150,8 @@ def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
 def test_a_stopped_rank_ends_the_run(world, victim):
     output = world / f"stopped-{victim}"
     words = ["train", write_config(world, output, parallel=TWO, **ENDLESS)]
-    started = start_forked(words, output, changed(world / "h", silent=SILENT, stalled=STALLED))
+    more = changed(world / "h", silent=SILENT, stalled=STALLED, linger=UNHEARD)
+    started = start_forked(words, output, more, told=UNHEARD)
     started.await_step(3)
     ranks = started.ranks()
     stop(ranks[victim])

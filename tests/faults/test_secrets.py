@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 from faults.place import PROMPTS, Place
 from helpers.secret_formats import CONTEXTS, LIKE_A_HASH, NAMES, drawn
-from surefoot.system import redaction
+from surefoot.system import posting, redaction
 from surefoot.training import loop
 
 BY_PATTERN = "hf_" + "CanaryByPattern" * 2
@@ -135,6 +136,7 @@ def scored(place: Place) -> str:
     printed = call(place, "--debug", "train", place.config(), code=2)
     assert "error:" in (place.folder / "out" / "run.log").read_text()
     Path(reward).unlink()
+    place.patch.setattr(posting, "time", SimpleNamespace(sleep=lambda seconds: None))  # nobody comes to answer
     address = f"ppo.reward=http://127.0.0.1:9/score?api_key={BY_NAME}"
     return printed + call(place, "--debug", "train", place.config(), address, "--overwrite")
 

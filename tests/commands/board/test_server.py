@@ -227,8 +227,8 @@ def test_ctrl_c_ends_it_cleanly_with_a_page_open(root):
     assert (process.returncode, errors) == (0, "")
 
 
-def check_a_board_in_the_background(root, before=""):
-    """As a shell without job control starts `surefoot board RUNS &`: with SIGINT ignored."""
+def check_a_board_in_the_background(root, before="", seconds=8):
+    """As a shell without job control starts `surefoot board RUNS &`: with SIGINT ignored. It ends within `seconds`."""
     code = f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); {before}"
     code += "from surefoot.commands.main import main; main(['board', sys.argv[1]])"
     process = subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, text=True)
@@ -236,7 +236,7 @@ def check_a_board_in_the_background(root, before=""):
         assert process.stdout.readline().startswith("1 run in ")
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=3) == 0
+        assert process.wait(timeout=seconds) == 0
     finally:
         process.kill()
         process.communicate()
@@ -248,7 +248,7 @@ def test_a_board_in_the_background_hears_sigint_too(root):
 
 def test_twin_what_a_shell_set_to_be_ignored_stays_ignored(root):
     with pytest.raises(subprocess.TimeoutExpired):
-        check_a_board_in_the_background(root, "signal.default_int_handler = signal.SIG_IGN; ")
+        check_a_board_in_the_background(root, "signal.default_int_handler = signal.SIG_IGN; ", 0.5)
 
 
 def test_it_starts_without_the_heavy_libraries():

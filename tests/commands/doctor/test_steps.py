@@ -4,6 +4,7 @@ without it there is no such line. `--check N` judges the first steps by the same
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from surefoot.models.forward import causal_model
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.runs import make_plan as planned
 from surefoot.runs.trial import ready
+from surefoot.training.profile import Stopwatch
 
 
 @pytest.fixture
@@ -167,12 +169,22 @@ FLASH = AttentionTrial("flash", 1e-6, "")  # as if it were much faster than what
 MATH = passes.Observed({"math"}, product_flops.ProductFlops())
 
 
-def slow_backward(one, seconds):
+@pytest.fixture
+def wait(monkeypatch):
+    """Advance all clocks here by so many seconds, which nobody waits for."""
+    waited, exact = [], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: exact() + sum(waited))
+    for module in (steps, passes):
+        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=time.perf_counter))
+    return waited.append
+
+
+def slow_backward(one, seconds, wait):
     """seconds: of a micro-batch's backward pass, by its rows."""
 
     def change(loss, batch):
         def slow(gradient):
-            time.sleep(seconds(len(batch.rows.lengths)))
+            wait(seconds(len(batch.rows.lengths)))
             return gradient
 
         loss.register_hook(slow)
@@ -181,9 +193,9 @@ def slow_backward(one, seconds):
     return plant_in_loss(one, change)
 
 
-def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
+def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one, wait):
     """Its time grows with the square of its rows, as where memory swaps."""
-    planted = slow_backward(one, lambda rows: SLOW * (rows / 4) ** 2)
+    planted = slow_backward(one, lambda rows: SLOW * (rows / 4) ** 2, wait)
     line = steps.backward_line(planted, take(planted), Measurements())
     assert (line.code, line.verdict) == ("BWD-RATIO", "caution")
     assert gives(line.fix, "batch.micro")
@@ -192,8 +204,8 @@ def test_a_micro_batch_that_is_too_large_is_named_with_one_that_is_not(one):
     assert line.gain > NEAR
 
 
-def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one):
-    planted = slow_backward(one, lambda rows: SLOW * rows / 4)
+def test_a_slow_backward_pass_that_nothing_cures_is_named_without_a_cure(one, wait):
+    planted = slow_backward(one, lambda rows: SLOW * rows / 4, wait)
     line = steps.backward_line(planted, take(planted), Measurements(attention=(FLASH,)))
     assert (line.code, line.verdict, line.gain) == ("BWD-RATIO", "caution", None)
     assert "--profile" in line.fix
@@ -208,9 +220,9 @@ def test_twin_a_clean_run_has_no_line_about_its_time(one):
     assert [line.verdict for line in lines] == ["ok"] * 3
 
 
-def test_waiting_for_batches_is_named_and_workers_would_help(one):
+def test_waiting_for_batches_is_named_and_workers_would_help(one, wait):
     def late(step):
-        time.sleep(SLOW)
+        wait(SLOW)
         return one.run.task.step_batches(step)
 
     line = steps.waiting_line(taken_few(replace(one, batches=late)), 0)
@@ -220,26 +232,26 @@ def test_waiting_for_batches_is_named_and_workers_would_help(one):
     assert "data.workers: 1" in line.fix
 
 
-def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one):
-    heavy = slow_backward(one, lambda rows: HEAVY)
+def test_workers_are_useless_where_batches_cost_nothing_and_useful_where_they_do(one, wait):
+    heavy = slow_backward(one, lambda rows: HEAVY, wait)
     line = steps.workers_line(heavy, taken_few(heavy), 2)
     assert line.verdict == "caution"
     assert line.gain is not None
 
     def late(step):
-        time.sleep(4 * SLOW)
+        wait(4 * SLOW)
         return one.run.task.step_batches(step)
 
     assert steps.workers_line(one, taken_few(with_task(one, step_batches=late)), 2).verdict == "ok"
 
 
 @pytest.mark.parametrize(("turns", "verdict"), [(steps._TURNS, "caution"), (1, "ok")])
-def test_a_thread_that_had_to_wait_for_a_core_makes_no_workers_useful(one, monkeypatch, turns, verdict):
+def test_a_thread_that_had_to_wait_for_a_core_makes_no_workers_useful(one, monkeypatch, wait, turns, verdict):
     """On a busy machine preparing may take longer than a step, now and then. Twin: a single turn is believed."""
     waits = iter([2 * SLOW, SLOW / 2])
 
     def busy(step):
-        time.sleep(next(waits, 0.0))
+        wait(next(waits, 0.0))
         return one.run.task.step_batches(step)
 
     monkeypatch.setattr(steps, "_TURNS", turns)
@@ -247,13 +259,13 @@ def test_a_thread_that_had_to_wait_for_a_core_makes_no_workers_useful(one, monke
     assert steps.workers_line(one, taken_few(with_task(one, step_batches=busy)), 2).verdict == verdict
 
 
-def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch):
+def test_the_gain_without_workers_is_that_of_steps_without_them(one, monkeypatch, wait):
     """Threads that get in the way: with any, a pass takes as long as it does here."""
     real = passes.prefetched
 
     def disturbing(batches, workers, *, last):
         def late(step):
-            time.sleep(SLOW if workers else 0.0)
+            wait(SLOW if workers else 0.0)
             return batches(step)
 
         return real(late, 0, last=last)
