@@ -227,6 +227,14 @@ def test_a_package_that_is_broken_fails_as_a_kernel_does(installed, kind):
         run(installed("flash_attn_3", kind), *inputs(torch.bfloat16))
 
 
+def test_a_kernel_without_a_word_for_grouped_heads_is_not_given_one():
+    """torch 2.10 and 2.11: their kernel takes fewer key heads as they come."""
+    (q, k, _), _ = inputs(torch.bfloat16)
+    assert documents._grouped(lambda query, key: None, q, k) == {}
+    grouped = documents._grouped(lambda query, key, enable_gqa=False: None, q, k)
+    assert grouped == {"enable_gqa": q.shape[1] != k.shape[1]}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_one_kernel_for_the_row_on_a_gpu():

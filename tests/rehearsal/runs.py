@@ -31,8 +31,9 @@ ON_ANY_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU, and none is pretended"),
 ]
-# Two runs on a GPU take the same kernels only if no clock chooses among them.
+# Two runs on a GPU take the same kernels only if no clock chooses among them. Packed rows have one kernel.
 CHOSEN: dict[str, Any] = {} if pretend_gpu.is_here() else QUIET
+CHOSEN_PACKED: dict[str, Any] = CHOSEN and {**QUIET, "attention": {"cudnn": "off"}}
 LORA = {"kind": "lora", "rank": 4}
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 OFFLOADED: dict[str, Any] = {"parallel": {"offload": "optimizer"}}
@@ -180,7 +181,9 @@ def config_of(
         "duration": "3 steps",
         "output": str(world / name),
     }
-    return {key: value for key, value in (config | CHOSEN | changes).items() if value is not None}
+    packs = (of_data or {}).get("packing") == "on"
+    config |= CHOSEN_PACKED if packs else CHOSEN
+    return {key: value for key, value in (config | changes).items() if value is not None}
 
 
 def train(config: dict[str, Any], **how: Any) -> list[dict[str, Any]]:

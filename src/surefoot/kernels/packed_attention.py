@@ -20,6 +20,7 @@ document.
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -104,10 +105,17 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documen
         documents.longest,
         scale=scale,
         window_size=(-1, 0),  # causal
-        enable_gqa=q.shape[1] != k.shape[1],
+        **_grouped(varlen_attn, q, k),
     )
     assert isinstance(found, torch.Tensor)
     return found.transpose(0, 1)[None]
+
+
+def _grouped(kernel: Callable[..., Any], q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+    """Arguments for several query heads per key head: a word that torch 2.10 and 2.11 do not know, nor need."""
+    if "enable_gqa" not in inspect.signature(kernel).parameters:
+        return {}
+    return {"enable_gqa": q.shape[1] != k.shape[1]}
 
 
 def _token_major(tensor: torch.Tensor) -> torch.Tensor:

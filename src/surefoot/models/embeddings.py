@@ -53,13 +53,16 @@ def check_tied(model: PreTrainedModel, where: str) -> None:
 
 def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
     """Add embedding and head rows until there are `rows`; keeps tying. Raises ValueError if there are more already."""
-    before = embedding_and_head(model)[0].shape[0]
+    embedding = embedding_and_head(model)[0]
+    before = embedding.shape[0]
     if rows < before:
         raise ValueError(f"the embedding has {before} rows; {rows} would drop some")
     if rows == before:
         return
     tied = is_tied(model)
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):  # transformers initializes the rows at random first
+    drawn_on = [embedding.device] if embedding.device.type == "cuda" else []
+    # transformers initializes the rows at random first
+    with quiet_libraries(), torch.random.fork_rng(devices=drawn_on):
         model.resize_token_embeddings(rows, mean_resizing=False)
     with torch.no_grad():
         for weight in embedding_and_head(model):

@@ -89,6 +89,7 @@ def load_model(
     if converted and notify:
         notify(layout_message(folder, converted.layouts, value_head=bool(converted.value_head)))
     tensors = converted.tensors if converted else tensors
+    model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
         raise InputError(faults)
@@ -99,7 +100,7 @@ def load_model(
         keep_left_out(model, folder)
     if vocab_rows is not None:
         resize_vocabulary(model, vocab_rows)
-    return model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+    return model
 
 
 def _loop_over_narrow_experts(model: PreTrainedModel) -> None:

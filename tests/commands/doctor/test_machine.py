@@ -257,6 +257,16 @@ def test_minimums_are_those_of_the_package():
     assert "pyarrow" not in minimums()  # of an extra
 
 
+def test_without_being_installed_there_are_none(monkeypatch):
+    """As with PYTHONPATH=src on a machine that brings its own packages."""
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    assert minimums() == {}
+
+
 def test_what_is_compiled_for_another_torch(monkeypatch):
     requires = {"torchvision": ["numpy", "torch==2.12.1"], "surefoot": []}
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: requires[name])

@@ -235,8 +235,12 @@ def _too_old(version: Callable[[str], str | None]) -> Iterator[Finding]:
 
 
 def minimums() -> Mapping[str, str]:
-    """Library -> minimum version, for surefoot's requirements without extras."""
-    required = importlib.metadata.requires("surefoot") or []
+    """Library -> minimum version, for surefoot's requirements without extras; empty if it runs from its source folder
+    without being installed."""
+    try:
+        required = importlib.metadata.requires("surefoot") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
     pairs = (re.fullmatch(r"([\w.-]+)>=([\d.]+)", one.replace(" ", "")) for one in required if "extra" not in one)
     return {found[1]: found[2] for found in pairs if found}
 

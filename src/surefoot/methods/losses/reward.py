@@ -181,8 +181,13 @@ def _last_tokens(rows: Batch) -> torch.Tensor | None:
 
 
 def _extended(values: torch.Tensor, lengths: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Values at these positions, [P, T']; after an answer's end the value of its last token."""
-    return values.gather(1, torch.minimum(at.unsqueeze(0), lengths.unsqueeze(1) - 1))
+    """Values at these positions 0, 1, ..., [P, T']; after an answer's end the value of its last token.
+
+    The last token is read once and spread: a GPU adds the gradients of one that is read at many positions in any order.
+    """
+    last = values.gather(1, lengths.unsqueeze(1) - 1)
+    own = F.pad(values[:, : len(at)], (0, max(0, len(at) - values.shape[1])))
+    return torch.where(at < lengths.unsqueeze(1), own, last)
 
 
 def _without_same(margins: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
