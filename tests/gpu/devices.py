@@ -26,7 +26,7 @@ CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HERE,
 DEVICES = ["cpu", CUDA]
 IN_THE_LONG_TIER = [pytest.param("cpu", marks=pytest.mark.slow), CUDA]  # on the CPU
 # Nothing is left open that would be measured first, in processes that each take seconds to start.
-QUIET: dict[str, Any] = {"attention": "eager", "kernels": {"pointwise": "plain"}}
+QUIET: dict[str, Any] = {"attention": "eager", "kernels": {"pointwise": "plain", "rotary": "plain", "gated": "plain"}}
 
 
 def take(device: str, patch: pytest.MonkeyPatch) -> None:

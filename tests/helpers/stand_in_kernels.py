@@ -1,7 +1,7 @@
 """Replacements for packages of kernels that compute their functions with torch, correctly or incorrectly.
 
 install("flash_attn_3", tmp_path, "right")     # a folder for sys.path and PYTHONPATH
-install_liger(tmp_path, "right")               # the same for liger-kernel's norm
+install_liger(tmp_path, "right")               # the same for liger-kernel
 """
 
 from pathlib import Path
@@ -42,8 +42,8 @@ def install(form: str, folder: Path, kind: str) -> Path:
     return folder
 
 
-# Its signature and what it returns and saves; `in_place` would overwrite the gradient.
-_LIGER = """
+# Signatures, what is returned and saved, and what is overwritten, as in liger-kernel 0.8.5.
+_NORM = """
 import torch
 
 
@@ -69,12 +69,62 @@ def norm(X, W, eps, offset, casting_mode):
         return (W * rows.to(X.dtype)).to(X.dtype)
     return (rows * (offset + W.float())).to(X.dtype)
 """
+_ROPE = """
+import torch
+
+
+def turned(x, cos, sin):
+    x = x.transpose(1, 2).contiguous()
+    half = cos.shape[-1] // 2
+    cos, sin = (one[..., :half].unsqueeze(2) for one in (cos, sin))
+    first, second = (part.to(cos.dtype) for part in (x[..., :half], x[..., half : 2 * half]))
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    x.data[..., : 2 * half] = turned.to(x.dtype)
+    return x.transpose(1, 2)
+
+
+def rope_forward(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
+    return turned(q, cos, sin), turned(k, cos, sin), cos, sin
+
+
+def rope_backward(dq, dk, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None):
+    return turned(dq, cos, -sin), turned(dk, cos, -sin)
+"""
+_GATED = """
+import torch
+from torch.nn import functional as F
+
+
+def NAME_forward(a, b):
+    shape = a.shape
+    a, b = (one.view(-1, shape[-1]) for one in (a, b))
+    return a, b, formula(a, b).view(shape)
+
+
+def NAME_backward(a, b, dc):
+    inputs = [one.detach().clone().requires_grad_() for one in (a, b)]
+    with torch.enable_grad():
+        found = torch.autograd.grad(formula(*inputs), inputs, dc)
+    for one, gradient in zip((a, b), found):
+        one.data.copy_(gradient)
+    return a, b
+
+
+def formula(a, b):
+    return ACTIVATION * b
+"""
+_SWIGLU = _GATED.replace("NAME", "swiglu").replace("ACTIVATION", "F.silu(a)")
+_GEGLU = _GATED.replace("NAME", "geglu").replace("ACTIVATION", "F.gelu(a, approximate='tanh')")
+_LIGER = {"rms_norm": _NORM, "rope": _ROPE, "swiglu": _SWIGLU, "geglu": _GEGLU}
+# Kind -> (key of `kernels:`, module, its source) of the one that is not right.
 LIGER_KINDS = {
-    "right": _LIGER,
-    "wrong": _LIGER.replace("+ eps)", "+ 2 * eps)"),
-    "gradient wrong": _LIGER.replace("return *found,", "return 1.1 * found[0], found[1],"),
-    "not finite": _LIGER.replace("rows.to(X.dtype)", "rows.to(X.dtype) * float('nan')"),
-    "cannot be imported": "raise ImportError('No module named triton')",
+    "right": None,
+    "wrong": ("pointwise", "rms_norm", _NORM.replace("+ eps)", "+ 2 * eps)")),
+    "gradient wrong": ("pointwise", "rms_norm", _NORM.replace("return *found,", "return 1.1 * found[0], found[1],")),
+    "not finite": ("pointwise", "rms_norm", _NORM.replace("rows.to(X.dtype)", "rows.to(X.dtype) * float('nan')")),
+    "cannot be imported": ("pointwise", "rms_norm", "raise ImportError('No module named triton')"),
+    "rotary wrong": ("rotary", "rope", _ROPE.replace("-sin), turned(dk", "sin), turned(dk")),
+    "gated wrong": ("gated", "swiglu", _SWIGLU.replace("copy_(gradient)", "copy_(1.1 * gradient)")),
 }
 
 
@@ -84,5 +134,7 @@ def install_liger(folder: Path, kind: str) -> Path:
     path.mkdir(parents=True)
     for one in (path.parent, path):
         (one / "__init__.py").write_text("")
-    (path / "rms_norm.py").write_text(LIGER_KINDS[kind])
+    wrong = LIGER_KINDS[kind]
+    for name, source in {**_LIGER, **({wrong[1]: wrong[2]} if wrong else {})}.items():
+        (path / f"{name}.py").write_text(source)
     return folder

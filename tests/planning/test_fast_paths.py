@@ -10,10 +10,18 @@ from helpers.faults import gives
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.planning import fast_paths as module
-from surefoot.planning.measurements import Measurements, PointwiseTrial, measurements_from_json, measurements_to_json
+from surefoot.planning.fast_paths import open_parts
+from surefoot.planning.measurements import (
+    Measurements,
+    PointwiseSizes,
+    PointwiseTrial,
+    measurements_from_json,
+    measurements_to_json,
+)
 from surefoot.planning.parallel import RanksFacts
 from surefoot.planning.plan import KernelsPlan
 from surefoot.planning.resolve import resolve
+from surefoot.runs.measured import pointwise_sizes
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware, preset
 from surefoot.system.messages import size_text
@@ -61,10 +69,6 @@ def trials(norm=(0.020, 0.005), turn=(0.010, 0.010), failure=""):
     return (PointwiseTrial("norm", *norm, failure), PointwiseTrial("rotary", *turn, ""))
 
 
-def norms(plain, fused, failure=""):
-    return (PointwiseTrial("norm", plain, fused, failure),)
-
-
 TIMED = {"machine": HERE, "seen": trials()}
 OBSTACLES = {
     ("adapter", "fast"): [
@@ -92,6 +96,8 @@ OBSTACLES = {
         (TIMED | {"machine": GPU} | FSDP, "fsdp2"),
         (TIMED | {"layer_norm": True}, "LayerNorm"),
     ],
+    ("rotary", "fused"): [(TIMED, "kernels.pointwise"), ({"machine": GPU} | FSDP, "fsdp2")],
+    ("gated", "fused"): [(TIMED, "CPU"), ({"compile": "default"}, "torch.compile")],
 }
 
 
@@ -144,14 +150,38 @@ def test_norms_and_rotations_follow_what_was_measured(kernel, seen, value, why):
     assert why in choice.reason
 
 
+LIGER = dataclasses.replace(GPU, liger=True)
+KEYS = {"pointwise": "norm", "rotary": "rotary", "gated": "gated"}
+
+
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize(
-    ("seen", "value"),
-    [(norms(0.020, 0.005), "fused"), (norms(0.020, 0.018), "plain"), (norms(0, 0, "wrong"), "plain"), (None, "plain")],
+    ("times", "value"), [((0.020, 0.005, ""), "fused"), ((0.020, 0.018, ""), "plain"), ((0, 0, "wrong"), "plain")]
 )
-def test_on_a_gpu_liger_kernels_norms_follow_what_was_measured(kernel, seen, value):
-    machine = dataclasses.replace(GPU, liger=True)
-    assert kernel("pointwise", machine=machine, seen=seen).value == value
-    assert kernel("pointwise", machine=dataclasses.replace(machine, liger=False), seen=seen).value == "plain"
+def test_on_a_gpu_each_of_liger_kernels_parts_follows_what_was_measured_of_it(kernel, key, times, value):
+    """The others say the contrary."""
+    other = (0.020, 0.005, "") if value == "plain" else (0, 0, "wrong")
+    seen = tuple(PointwiseTrial(part, *(times if name == key else other)) for name, part in KEYS.items())
+    assert kernel(key, machine=LIGER, seen=seen).value == value
+    assert kernel(key, machine=LIGER, seen=None).value == "plain"
+    assert kernel(key, machine=dataclasses.replace(LIGER, liger=False), seen=seen).value == "plain"
+
+
+def test_what_is_open_is_measured(tmp_path):
+    facts = model_facts(tmp_path, LLAMA31_8B)
+
+    def parts(machine, facts=facts, **kernels):
+        return open_parts(run_config(kernels=kernels), facts, machine)
+
+    assert parts(HERE) == ("norm", "rotary")
+    assert parts(LIGER) == ("norm", "rotary", "gated")
+    assert parts(LIGER, rotary="plain", gated="fused") == ("norm", "gated")
+    assert parts(dataclasses.replace(LIGER, liger=False)) == ()
+    assert parts(LIGER, dataclasses.replace(facts, layer_norm=True)) == ("rotary", "gated")
+    for other in ({"gated": False}, {"activation": "gelu"}):
+        assert parts(LIGER, dataclasses.replace(facts, **other)) == ("norm", "rotary")
+    sizes = pointwise_sizes(dataclasses.replace(facts, activation="gelu_pytorch_tanh"))
+    assert sizes == PointwiseSizes(4096, 32, 128, 8, 14336, "gelu")
 
 
 def test_of_a_machine_elsewhere_the_plan_says_what_would_happen(kernel):

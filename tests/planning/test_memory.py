@@ -227,6 +227,13 @@ def test_fused_norms_keep_what_their_kernel_says(tmp_path, number):
     assert module._norm_bytes(work) == 2 * (CONFIG["hidden_size"] * number + 4)  # two norms: x, and 1 / rms in fp32
 
 
+def test_a_fused_gate_keeps_less(tmp_path):
+    """A tensor of the MLP's width: silu(gate)."""
+    work = workload(tmp_path, adapter=LORA, precision="bf16")
+    less = layer_bytes(work, TOKENS, TOKENS) - layer_bytes(replace(work, fused_gates=True), TOKENS, TOKENS)
+    assert less == TOKENS * work.width * CONFIG["intermediate_size"]
+
+
 PACKED = [(None, "fp32"), (LORA, "fp32"), (LORA, "bf16"), (DORA, "bf16")]
 
 

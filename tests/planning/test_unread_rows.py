@@ -57,7 +57,8 @@ def test_unread_rows_are_what_autograd_does_not_keep(tmp_path):
             plain = kept(model, places, autocast)
             last_block_path().install(model)
             saved = plain - kept(model, places, autocast)
-            work = cast(Workload, SimpleNamespace(model=facts, width=2 if autocast else 4, fused_norms=False))
+            fused = {"fused_norms": False, "fused_gates": False}
+            work = cast(Workload, SimpleNamespace(model=facts, width=2 if autocast else 4, **fused))
             said = unread_bytes(work, ROWS * TOKENS - READ)
             assert said <= saved <= MORE * said
             assert not said <= saved / 2 <= MORE * said  # twin: half of it

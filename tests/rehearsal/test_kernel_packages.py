@@ -63,8 +63,12 @@ def forget_liger() -> None:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("kind", representatives(stand_in_kernels.LIGER_KINDS))
-def test_ligers_norms_are_taken_only_if_they_are_right(world, monkeypatch, kind):
+FUSED = ("pointwise", "rotary", "gated")  # keys of `kernels:`
+PARTS = dict(zip(("norm", "rotary", "gated"), FUSED, strict=True))  # of the probe
+
+
+@pytest.mark.parametrize("kind", representatives(stand_in_kernels.LIGER_KINDS, "gated wrong"))
+def test_of_ligers_kernels_those_are_taken_that_are_right(world, monkeypatch, kind):
     forget_liger()
     name = f"liger-{kind.replace(' ', '-')}"
     put_in(stand_in_kernels.install_liger(world / name, kind), monkeypatch)
@@ -73,21 +77,25 @@ def test_ligers_norms_are_taken_only_if_they_are_right(world, monkeypatch, kind)
     assert len(train(config)) == STEPS
     run = Path(config["output"])
     found = json.loads((run / "plan.json").read_text())["plan"]
-    (trial,) = found["measurements"]["pointwise"]
-    record = fast_paths_of(run).get("pointwise")
-    asked = config_of(world, f"{name}-asked", kernels={"pointwise": "fused"}, **BF16)
-    if kind == "right":
-        assert (trial["failure"], found["kernels"]["pointwise"]["value"]) == ("", "fused")
-        assert (record["used"], record["form"]) == (True, "liger")
+    trials = {PARTS[trial["part"]]: trial for trial in found["measurements"]["pointwise"]}
+    assert trials.keys() == set(FUSED)
+    wrong = stand_in_kernels.LIGER_KINDS[kind]
+    for key in FUSED:
+        choice, record = found["kernels"][key], fast_paths_of(run).get(key)
+        if wrong and key == wrong[0]:
+            assert trials[key]["failure"]
+            assert trials[key]["failure"] in choice["reason"]
+            assert (choice["value"], record) == ("plain", None)
+        else:
+            assert (trials[key]["failure"], choice["value"]) == ("", "fused")
+            assert (record["used"], record["form"]) == (True, "liger")
+    asked = config_of(world, f"{name}-asked", kernels=dict.fromkeys(FUSED, "fused"), **BF16)
+    if wrong is None:
         assert len(train(asked)) == STEPS
     else:
-        assert trial["failure"]
-        assert found["kernels"]["pointwise"]["value"] == "plain"
-        assert f"norm: {trial['failure']}" in found["kernels"]["pointwise"]["reason"]
-        assert record is None
         with pytest.raises(InputError) as refused:
             train(asked)
-        assert [one.where for one in refused.value.faults] == ["kernels.pointwise"]
+        assert [one.where for one in refused.value.faults] == [f"kernels.{wrong[0]}"]
 
 
 @pytest.mark.slow

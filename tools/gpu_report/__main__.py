@@ -38,7 +38,7 @@ from gpu_parts import PARTS, Call, read, run_part  # noqa: E402
 
 _TESTS = ("pytest", "hypothesis", "yaml")  # what the tests import besides
 _PEERS = {
-    "liger_kernel": "HF + Liger, and surefoot with its norms",
+    "liger_kernel": "HF + Liger, and surefoot with its kernels",
     "flash_attn": "HF with FlashAttention",
     "unsloth": "Unsloth",
 }

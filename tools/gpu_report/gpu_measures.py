@@ -110,8 +110,9 @@ def probes(asked: argparse.Namespace, save: Save) -> None:
         one["documents"] = [asdict(trial) for trial in child.run_in_child(packed, DOCUMENTS)]
         save(found)
         if here.liger:
-            norms = PointwiseRequest(("norm",), PointwiseSizes(weight[0], heads[0], heads[2]), dtype, "cuda")
-            one["norms"] = [asdict(trial) for trial in child.run_in_child(norms, POINTWISE)]
+            sizes = PointwiseSizes(weight[0], heads[0], heads[2], heads[1], weight[1], "silu")
+            parts = PointwiseRequest(("norm", "rotary", "gated"), sizes, dtype, "cuda")
+            one["pointwise"] = [asdict(trial) for trial in child.run_in_child(parts, POINTWISE)]
             save(found)
 
 

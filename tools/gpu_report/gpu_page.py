@@ -96,9 +96,10 @@ def probe_rows(found: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             products["tf32"] = f"{one['tf32'] / 1e12:,.4g}"
         kinds = (("one document a row", one.get("attention", [])), ("packed rows", one.get("documents", [])))
         trials = [{**trial, "kind": kind, "worst": _worst(trial)} for kind, trials in kinds for trial in trials]
-        for norm in one.get("norms", ()):  # of each norm two rows: the model's own, and liger-kernel's with its errors
-            own = {"form": "plain", "kind": "norms", "seconds": norm["plain"], "worst": "", "failure": ""}
-            trials += [own, {**norm, "form": "liger", "kind": "norms", "seconds": norm["fused"], "worst": _worst(norm)}]
+        for part in one.get("pointwise", ()):  # two rows each: the model's own, and liger-kernel's with its errors
+            own = {"form": "plain", "kind": part["part"], "seconds": part["plain"], "worst": "", "failure": ""}
+            its = {"form": "liger", "seconds": part["fused"], "worst": _worst(part), "failure": part["failure"]}
+            trials += [own, own | its]
         yield {"name": name, "products": products, "trials": trials}
 
 

@@ -133,9 +133,15 @@ class KernelsConfig(Section):
     """Last decoder layer after its attention. plain: all positions. pruned: only positions that the loss uses. auto:
     pruned where supported, unless its results differ on the run's own weights."""
     pointwise: Literal["auto", "plain", "fused"] = "auto"
-    """RMSNorms and rotary embeddings. plain: the model's own. fused: with less memory for the backward pass; on a CPU
-    surefoot's, a few rows at a time so that they stay in the cache, on a GPU the norms of liger-kernel if it is
-    installed. auto: fused if it measured faster on this machine, unless its results differ on the run's own weights."""
+    """RMSNorms, and on a CPU rotary embeddings. plain: the model's own. fused: with less memory for the backward pass;
+    on a CPU surefoot's, a few rows at a time so that they stay in the cache, on a GPU the norms of liger-kernel if it
+    is installed. auto: fused if it measured faster on this machine, unless its results differ on the run's own
+    weights."""
+    rotary: Literal["auto", "plain", "fused"] = "auto"
+    """Rotary embeddings on a GPU. plain: the model's own. fused: those of liger-kernel. auto: as for pointwise."""
+    gated: Literal["auto", "plain", "fused"] = "auto"
+    """Gated activations of MLPs (SwiGLU, GeGLU) on a GPU. plain: the model's own. fused: those of liger-kernel. auto:
+    as for pointwise."""
 
 
 class BatchConfig(Section):

@@ -27,7 +27,14 @@ EXPERTS = "experts"  # of the adapter kernels, only those for experts
 _CLEAR = 1.2  # minimum speed-up of fused norms and rotary embeddings
 # Up to which share of a weight a change is rounded away: half of the largest step between two numbers of 8 and 11 bits.
 _LOST = {"bf16": "0.4 %", "fp16": "0.05 %"}
-_PARTS = "a layer's norms and rotations"
+# What a key of `kernels:` is about, as part of a sentence.
+_ABOUT = {
+    "pointwise": "a layer's norms",
+    "rotary": "a layer's rotary embeddings",
+    "gated": "a layer's gated activation",
+}
+# Activations in config.json that liger-kernel has with a gate -> what `surefoot.kernels.liger` calls them.
+GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 
 
 def plan_kernels(
@@ -59,7 +66,7 @@ def plan_kernels(
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
     balanced: whether a mixture's load-balancing loss is added.
-    trials: measurements of norms and rotary embeddings; empty if there are none.
+    trials: measurements of norms, rotary embeddings and gated activations; empty if there are none.
     notes: refusals and cautions are added here.
     """
     requested, compiled = config.kernels, config.compile != "off"
@@ -83,7 +90,9 @@ def plan_kernels(
         adapter=of_layers,
         loss=_choice("loss", requested.loss, "chunked", of_loss, notes),
         last_block=_choice("last_block", requested.last_block, "pruned", of_last, notes),
-        pointwise=_pointwise(config, model, hardware, engine, trials, notes),
+        pointwise=_fused("pointwise", config, model, hardware, engine, trials, notes),
+        rotary=_fused("rotary", config, model, hardware, engine, trials, notes),
+        gated=_fused("gated", config, model, hardware, engine, trials, notes),
         documents=documents,
     )
 
@@ -161,7 +170,8 @@ def _choice(key: str, requested: str, fast: str, obstacle: str, notes: Notes) ->
     return Choice(requested, "asked for", "user")
 
 
-def _pointwise(
+def _fused(
+    key: str,
     config: RunConfig,
     model: ModelFacts,
     hardware: Hardware,
@@ -169,42 +179,73 @@ def _pointwise(
     trials: Sequence[PointwiseTrial],
     notes: Notes,
 ) -> Choice[str]:
-    """Use fused norms and rotary embeddings (on a GPU liger-kernel's norms alone) if they are correct on this machine
-    and clearly faster at the model's width, forward and backward together, so that the next start decides the same."""
-    requested = config.kernels.pointwise
+    """Use fused operators of a key if they are correct on this machine and clearly faster at the model's width, forward
+    and backward together, so that the next start decides the same.
+
+    key: pointwise | rotary | gated.
+    """
+    requested = getattr(config.kernels, key)
     if requested == PLAIN:
         return Choice(PLAIN, "asked for", "user")
-    why = pointwise_obstacle(config, model, hardware)
-    if engine in CUTTING:
+    trials = [trial for trial in trials if trial.part in _parts_of(key, hardware.kind)]
+    about = _ABOUT[key] if hardware.kind == "cuda" else "a layer's norms and rotations"
+    why = pointwise_obstacle(key, config, model, hardware)
+    if engine in CUTTING and not why:
         why = f"{engine} gathers a module's weights only during the module's own forward"
     failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
     if failed and not why:
         why = f"wrong on this machine ({failed})"
     if requested == FUSED:
         if why:
-            notes.refuse("kernels.pointwise", f"fused is not supported here: {why}", "set kernels.pointwise: auto")
-        return Choice(FUSED, f"asked for; {_pointwise_times(model, trials)}" if trials else "asked for", "user")
+            notes.refuse(f"kernels.{key}", f"fused is not supported here: {why}", f"set kernels.{key}: auto")
+        return Choice(FUSED, f"asked for; {_times(about, model, trials)}" if trials else "asked for", "user")
     if why:
         return Choice(PLAIN, why, "measured" if failed else "default")
     if not trials:
-        there = f"there {_PARTS} are timed plain and fused; fused is taken where {_CLEAR:g} x as fast"
+        there = f"there {about} are timed plain and fused; fused is taken where {_CLEAR:g} x as fast"
         return Choice(PLAIN, there if hardware.preset else "nothing was measured", "default")
     plain, fused = _layer_seconds(model, trials)
     if plain < _CLEAR * fused:
-        return Choice(PLAIN, f"little to gain: {_pointwise_times(model, trials)}", "measured")
-    return Choice(FUSED, _pointwise_times(model, trials), "measured")
+        return Choice(PLAIN, f"little to gain: {_times(about, model, trials)}", "measured")
+    return Choice(FUSED, _times(about, model, trials), "measured")
 
 
-def pointwise_obstacle(config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
-    """Return why these kernels cannot run, regardless of the probe; empty if they can."""
+def _parts_of(key: str, kind: str) -> tuple[str, ...]:
+    """Return the parts of the probe that decide a key; on a CPU one key has norms and rotations. kind: cpu | cuda."""
+    if key == "pointwise":
+        return ("norm",) if kind == "cuda" else ("norm", "rotary")
+    return (key,)
+
+
+def open_parts(config: RunConfig, model: ModelFacts, hardware: Hardware) -> tuple[str, ...]:
+    """Return the parts of the probe on which the plan depends: norm | rotary | gated."""
+    keys = [
+        key
+        for key in _ABOUT
+        if getattr(config.kernels, key) != PLAIN and not pointwise_obstacle(key, config, model, hardware)
+    ]
+    return tuple(part for key in keys for part in _parts_of(key, hardware.kind))
+
+
+def pointwise_obstacle(key: str, config: RunConfig, model: ModelFacts, hardware: Hardware) -> str:
+    """Return why the kernels of a key cannot run, regardless of the probe; empty if they can.
+
+    key: pointwise | rotary | gated.
+    """
     if hardware.kind == "mps":
         return "surefoot's norms and rotations run on a CPU, and those of liger-kernel on a GPU of NVIDIA or AMD"
+    if hardware.kind == "cpu" and key == "rotary":
+        return "on a CPU kernels.pointwise includes them"
+    if hardware.kind == "cpu" and key == "gated":
+        return "on a CPU the plain ones are as fast"
     if hardware.kind == "cuda" and hardware.liger is False:
-        return "surefoot's norms run on a CPU, and liger-kernel, whose norms run on a GPU, is not installed"
+        return "liger-kernel, whose kernels run on a GPU, is not installed"
     if config.compile != "off":
         return "torch.compile writes kernels of its own for these operators"
-    if model.layer_norm:
+    if key == "pointwise" and model.layer_norm:
         return "this family has LayerNorm, which torch computes in one pass already"
+    if key == "gated" and not (model.gated and model.activation in GATES):
+        return "this family's MLPs have no gate with SiLU or GELU in its tanh form"
     return ""
 
 
@@ -215,9 +256,9 @@ def _layer_seconds(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> tuple
     return plain, sum(count.get(trial.part, 1) * trial.fused for trial in trials)
 
 
-def _pointwise_times(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> str:
+def _times(about: str, model: ModelFacts, trials: Sequence[PointwiseTrial]) -> str:
     plain, fused = (1000 * seconds for seconds in _layer_seconds(model, trials))
-    return f"milliseconds of {_PARTS}, forward and backward here: plain {plain:.3g}, fused {fused:.3g}"
+    return f"milliseconds of {about}, forward and backward here: plain {plain:.3g}, fused {fused:.3g}"
 
 
 PLAINEST: Mapping[str, str] = {  # dotted key -> value, short forms among them

@@ -60,18 +60,22 @@ def times_of(trials: Sequence[AttentionTrial]) -> str:
 
 @dataclass(frozen=True)
 class PointwiseSizes:
-    """A model's sizes: width of its norms, number of query heads, size of each head."""
+    """A model's sizes: width of its norms, number of query heads, size of each head, number of key heads (0: as many),
+    width and activation (silu | gelu) of its gated MLPs."""
 
     width: int
     heads: int
     head_dim: int
+    kv_heads: int = 0
+    intermediate: int = 0
+    activation: str = ""
 
 
 @dataclass(frozen=True)
 class PointwiseTrial:
     """One kind of operators at the model's width, plain and fused.
 
-    part: norm | rotary (also gate in plans made before 2026-11-23).
+    part: norm | rotary | gated (also gate in plans made before 2026-11-23).
     plain, fused: seconds of the best forward and backward pass; 0 if it was not timed.
     failure, errors: see AttentionTrial.
     """
@@ -98,7 +102,7 @@ class Measurements:
     copy: bytes read and written per second.
     documents: trials with documents of the run's lengths, by form (`surefoot.planning.packing.Form`) on a packed row,
         and "padded", the same documents in padded rows.
-    pointwise: trials of norms and rotary embeddings.
+    pointwise: trials of norms, rotary embeddings and gated activations.
     """
 
     products: Mapping[DType, float] = field(default_factory=dict)

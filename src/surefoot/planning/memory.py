@@ -95,6 +95,8 @@ def unread_bytes(work: Workload, rows: int) -> int:
 
 def mlp_tensors(work: Workload) -> int:
     """Number of tensors of the MLP's width that a layer keeps: those of the activation, its output and up."""
+    if work.fused_gates:  # `surefoot.kernels.liger` keeps gate and up
+        return 2
     return _ACTIVATION.get(work.model.activation, 1) + (2 if work.model.gated else 0)
 
 

@@ -212,6 +212,8 @@ class KernelsPlan:
     loss: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | chunked
     last_block: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | pruned
     pointwise: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused
+    rotary: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused; on a CPU pointwise includes it
+    gated: Choice[str] = Choice(PLAIN, _BEFORE, "default")  # plain | fused
     # plain: padded rows. Otherwise the attention over packed rows: a form of `surefoot.planning.packing`.
     documents: Choice[str] = Choice(PLAIN, _BEFORE, "default")
 

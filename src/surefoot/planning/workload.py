@@ -45,6 +45,7 @@ class Workload:
     documents: str = PLAIN  # the form of attention over packed rows; plain: rows are padded
     passes: int = 1  # forward passes whose activations exist at once: two for actor and critic
     fused_norms: bool = False  # whether surefoot's norm kernel is used, which keeps less
+    fused_gates: bool = False  # the same for the gated activation
     prunes: bool = False  # whether the last layer computes only needed rows after its attention
     offloaded: bool = False  # whether one process has its optimizer in host memory
     narrow: int = 0  # trained weights that are then held in the compute dtype on the device
@@ -129,6 +130,7 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
         fast_adapter=kernels.adapter.value == "fast",
         fast_experts=kernels.adapter.value in ("fast", EXPERTS),
         fused_norms=kernels.pointwise.value == FUSED,
+        fused_gates=kernels.gated.value == FUSED,
         prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # whose values need all rows
         # An unknown family may change its logits: reserve memory for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,

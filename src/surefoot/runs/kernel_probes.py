@@ -18,7 +18,7 @@ from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.probes.attention import Form
 from surefoot.planning.probes.child import Begin, Probe, answer
 from surefoot.planning.probes.documents import DocumentsRequest, OfDocuments, document_trials
-from surefoot.planning.probes.pointwise import PointwiseRequest, Ways, pointwise_trials
+from surefoot.planning.probes.pointwise import Function, PointwiseRequest, Ways, pointwise_trials
 
 
 def _documents(request: DocumentsRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
@@ -39,15 +39,31 @@ def _pointwise(request: PointwiseRequest, begin: Begin) -> tuple[PointwiseTrial,
 
 
 def pointwise_ways(device: str = "cpu") -> Ways:
-    """RMSNorm as in Llama and Gemma, and rotary embedding: reference code and fused. device: cpu | cuda."""
+    """RMSNorm as in Llama and Gemma, rotary embedding, and gated activations: reference code and fused. device: cpu |
+    cuda."""
     from surefoot.kernels import liger
-    from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary_alone
+    from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
 
-    fused = liger.rms_norm if device == "cuda" else rms_norm
+    fused, turn = (liger.rms_norm, liger.rotary) if device == "cuda" else (rms_norm, rotary)
     forms = (NormForm(1e-5, 0.0, narrow_first=True), NormForm(1e-6, 1.0, narrow_first=False))
+
+    def plain_turn(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(plain_rotary(x, cos.unsqueeze(1), sin.unsqueeze(1)) for x in (q, k))
+
+    def fresh(function: Function) -> Function:
+        # Both get copies, as a projection makes new outputs each time: the fused one overwrites them.
+        return lambda gate, up: function(gate.clone(), up.clone())
+
     return Ways(
         [(partial(plain_norm, form=form), partial(fused, form=form)) for form in forms],
-        (lambda x, cos, sin: plain_rotary(x, cos.unsqueeze(1), sin.unsqueeze(1)), rotary_alone),
+        (plain_turn, turn),
+        {
+            form: (
+                fresh(partial(liger.plain_gated, form=form)),
+                fresh(partial(liger.gated, form=form, overwrite=True)),
+            )
+            for form in liger.FORMS
+        },
     )
 
 

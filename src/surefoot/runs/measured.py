@@ -13,7 +13,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.attention import ORDER, mask_reason, obstacle
 from surefoot.planning.environment import is_open as threads_are_open
-from surefoot.planning.fast_paths import pointwise_obstacle
+from surefoot.planning.fast_paths import GATES, open_parts
 from surefoot.planning.measurements import (
     MEMORY_TAKEN,
     PADDED,
@@ -27,7 +27,7 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.notes import Notes
 from surefoot.planning.packing import open_forms
-from surefoot.planning.plan import PLAIN, BatchPlan, DType
+from surefoot.planning.plan import BatchPlan, DType
 from surefoot.planning.precision import NARROW, plan_precision, tf32_is_open
 from surefoot.planning.probes.kept import Kept, open_kept
 from surefoot.planning.tokenizer import plan_max_length
@@ -82,9 +82,9 @@ def measure_open_choices(
         request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
         trials = measured_attention(request, kept)
         so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
-    if config.kernels.pointwise != PLAIN and not pointwise_obstacle(config, model, hardware):
-        sizes = PointwiseSizes(model.hidden, model.heads, model.head_dim)
-        so_far = replace(so_far, pointwise=measured_pointwise(sizes, dtype, hardware.kind, kept))
+    if parts := open_parts(config, model, hardware):
+        trials = measured_pointwise(parts, pointwise_sizes(model), dtype, hardware.kind, kept)
+        so_far = replace(so_far, pointwise=trials)
     if lengths is None or not lengths.mix or config.data.packing == "off":
         return so_far
     packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
@@ -97,6 +97,11 @@ def measure_open_choices(
 def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:
     """(inputs, outputs) of the linear layers."""
     return [module.linear for module in model.layer_linears if module.linear]
+
+
+def pointwise_sizes(model: ModelFacts) -> PointwiseSizes:
+    heads = (model.heads, model.head_dim, model.kv_heads)
+    return PointwiseSizes(model.hidden, *heads, model.intermediate, GATES.get(model.activation, ""))
 
 
 def attention_request(
@@ -225,11 +230,12 @@ def measured_documents(request: DocumentsRequest, kept: Kept) -> tuple[Attention
     return _trials("documents", request, DOCUMENTS, kept)
 
 
-def measured_pointwise(sizes: PointwiseSizes, dtype: DType, kind: str, kept: Kept) -> tuple[PointwiseTrial, ...]:
+def measured_pointwise(
+    parts: tuple[str, ...], sizes: PointwiseSizes, dtype: DType, kind: str, kept: Kept
+) -> tuple[PointwiseTrial, ...]:
     from surefoot.planning.probes.pointwise import PointwiseRequest
     from surefoot.runs.kernel_probes import POINTWISE
 
-    parts = ("norm", "rotary") if kind == "cpu" else ("norm",)
     return _trials("pointwise", PointwiseRequest(parts, sizes, dtype, kind), POINTWISE, kept)
 
 

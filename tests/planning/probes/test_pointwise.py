@@ -1,11 +1,13 @@
 """The accuracy gate for norms and turns: ours pass and are timed, wrong ones do not and are not."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from helpers import stand_in_kernels
 from helpers.faults import gives
 from surefoot.planning.measurements import PointwiseSizes
 from surefoot.planning.probes.attention import GATE
@@ -22,7 +24,7 @@ def trials(dtype="fp32", *, norm=None, turn=None):
         ways = replace(ways, norms=[(plain, norm(ours)) for plain, ours in ways.norms])
     if turn:
         ways = replace(ways, turn=(ways.turn[0], turn(ways.turn[1])))
-    request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(96, 4, 24), dtype, "cpu")
+    request = PointwiseRequest(("norm", "rotary"), PointwiseSizes(96, 4, 24, 2), dtype, "cpu")
     found = pointwise_trials(request, ways, budget=0.0)
     return {trial.part: trial for trial in found}
 
@@ -52,7 +54,7 @@ def test_twin_a_norm_without_its_eps_is_not_timed():
 
 
 def test_twin_a_turn_the_other_way_is_not_timed():
-    found = trials(turn=lambda ours: lambda x, cos, sin: ours(x, cos, -sin))
+    found = trials(turn=lambda ours: lambda q, k, cos, sin: ours(q, k, cos, -sin))
     assert gives(found["rotary"].failure, "output")
     assert gives(found["rotary"].failure, f"{GATE['fp32']:.2g}")
 
@@ -69,3 +71,28 @@ def test_one_that_fails_is_named():
     failure = trials(norm=lambda ours: fail)["norm"].failure
     assert gives(failure, "sm_20")
     assert "more" not in failure
+
+
+def of_a_gate(monkeypatch, tmp_path, kind, activation="silu"):
+    """The probe of a GPU's gated activation, on a CPU, with a package that stands in."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(stand_in_kernels.install_liger(tmp_path, kind))
+    sizes = PointwiseSizes(96, 4, 24, 2, 40, activation)
+    request = PointwiseRequest(("norm", "rotary", "gated"), sizes, "fp32", "cpu")
+    return {trial.part: trial for trial in pointwise_trials(request, pointwise_ways("cuda"), budget=0.0)}
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_what_overwrites_its_inputs_is_timed_and_checked_with_fresh_ones(monkeypatch, tmp_path, activation):
+    found = of_a_gate(monkeypatch, tmp_path, "right", activation)
+    assert list(found) == ["norm", "rotary", "gated"]
+    for trial in found.values():
+        assert (trial.failure, min(trial.plain, trial.fused) > 0) == ("", True)
+        assert max(trial.errors.values()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["rotary wrong", "gated wrong"])
+def test_twin_a_wrong_one_does_not_take_the_others_with_it(monkeypatch, tmp_path, kind):
+    found = of_a_gate(monkeypatch, tmp_path, kind)
+    assert [part for part, trial in found.items() if trial.failure] == [kind.split()[0]]

@@ -270,7 +270,7 @@ def _broken(version: Callable[[str], str | None]) -> Iterator[Finding]:
 
 # Packages whose kernels a run on a GPU uses: the first four if they are right and fast, the others if it asks for them.
 _KERNELS = {
-    "liger-kernel": "norms",
+    "liger-kernel": "norms, rotary embeddings, gated activations",
     **dict.fromkeys(("flash-attn", "flash-attn-3", "flash-attn-4"), "packed rows"),
     "bitsandbytes": "nf4, int8, adamw_8bit",
     "torchao": "precision.qat",

@@ -1,5 +1,5 @@
-"""The fast path "pointwise": on a CPU RMSNorm and rotary embeddings with `surefoot.kernels.pointwise`, on a GPU RMSNorm
-with `surefoot.kernels.liger`.
+"""The fast paths "pointwise" and "rotary": on a CPU RMSNorm and rotary embeddings with `surefoot.kernels.pointwise`, as
+one path; on a GPU with `surefoot.kernels.liger`, as two.
 
 Modules are recognized by their results, not by name: a module with a single weight vector is an RMSNorm if it computes
 the formula, and attention layers are supported if the rotation function that they call computes the usual formula.
@@ -22,6 +22,7 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.system.libraries import is_installed
 
 Normalize = Callable[[torch.Tensor, torch.Tensor, NormForm], torch.Tensor]
+Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # as transformers' apply_rotary_pos_emb
 _ROTARY = "apply_rotary_pos_emb"  # the function that transformers' attention layers call
 _CLOSE = 1e-5  # relative difference between two fp32 computations of the same formula; other formulas differ far more
 _VARIANTS = ((0.0, True), (1.0, False), (0.0, False))  # `shift` and `narrow_first` of NormForm
@@ -31,14 +32,22 @@ _EPS = ("variance_epsilon", "eps")
 def pointwise_path(kind: str) -> FastPath:
     """Return the path for a device. kind: cpu | cuda."""
     if kind == "cuda":
-        return FastPath("pointwise", partial(install, norm=liger.rms_norm, rotations=False), liger_obstacle, "liger")
+        return FastPath("pointwise", partial(install, norm=liger.rms_norm, rotate=None), liger_obstacle, "liger")
     return FastPath("pointwise", install, obstacle, "blocks")
 
 
-def install(model: nn.Module, norm: Normalize = rms_norm, rotations: bool = True) -> Undo:
-    """Give every norm and, with `rotations`, attention layer with a supported formula the fast forward; return the undo
-    function. norm: (x [..., N], weight [N], form) -> [..., N]."""
-    patched = [*_norms(model, norm), *(_rotary_layers(model) if rotations else ())]
+def rotary_path() -> FastPath:
+    """Return the path of rotary embeddings on a GPU."""
+    return FastPath("rotary", partial(install, norm=None, rotate=liger.rotary), _rotary_obstacle, "liger")
+
+
+def install(model: nn.Module, norm: Normalize | None = rms_norm, rotate: Rotate | None = rotary) -> Undo:
+    """Give every norm and attention layer with a supported formula the fast forward; return the undo function.
+
+    norm: (x [..., N], weight [N], form) -> [..., N]; None leaves norms as they are.
+    rotate: (q, k, cos, sin) -> q, k; None leaves attention layers as they are.
+    """
+    patched = [*(_norms(model, norm) if norm else ()), *(_rotary_layers(model, rotate) if rotate else ())]
     for one in patched:
         one.module.forward = one.forward
 
@@ -51,7 +60,7 @@ def install(model: nn.Module, norm: Normalize = rms_norm, rotations: bool = True
 
 def obstacle(model: nn.Module) -> str:
     """Return why the path cannot be installed in this model; "" if it can."""
-    found = next(iter(_norms(model)), None) or next(iter(_rotary_layers(model)), None)
+    found = next(_norms(model), None) or next(_rotary_layers(model), None)
     return "" if found else "none of its norms and attention layers has a supported formula"
 
 
@@ -59,7 +68,13 @@ def liger_obstacle(model: nn.Module) -> str:
     """The same for liger-kernel's norms."""
     if not is_installed("liger_kernel"):
         return "liger-kernel is not installed"
-    return "" if next(iter(_norms(model)), None) else "none of its norms has a supported formula"
+    return "" if next(_norms(model), None) else "none of its norms has a supported formula"
+
+
+def _rotary_obstacle(model: nn.Module) -> str:
+    if not is_installed("liger_kernel"):
+        return "liger-kernel is not installed"
+    return "" if next(_rotary_layers(model), None) else "none of its attention layers rotates in the usual way"
 
 
 class _Norm:
@@ -77,11 +92,11 @@ class _Norm:
 class _RotaryLayer:
     """An attention layer whose own forward runs with another rotation function in its globals."""
 
-    def __init__(self, module: nn.Module, plain: FunctionType):
+    def __init__(self, module: nn.Module, plain: FunctionType, rotate: Rotate):
         self.module = module
         # A copy of the module's globals: in it the function is another for this layer alone, not for every model of the
         # family.
-        names = {**plain.__globals__, _ROTARY: rotary}
+        names = {**plain.__globals__, _ROTARY: rotate}
         other = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
         other.__kwdefaults__ = plain.__kwdefaults__
         self.inner: Callable[..., Any] = other
@@ -96,7 +111,7 @@ def _norms(model: nn.Module, norm: Normalize = rms_norm) -> Iterator[_Norm]:
             yield _Norm(module, form, norm)
 
 
-def _rotary_layers(model: nn.Module) -> Iterator[_RotaryLayer]:
+def _rotary_layers(model: nn.Module, rotate: Rotate = rotary) -> Iterator[_RotaryLayer]:
     known: dict[Any, bool] = {}
     for module in model.modules():
         plain = type(module).forward
@@ -104,7 +119,7 @@ def _rotary_layers(model: nn.Module) -> Iterator[_RotaryLayer]:
             continue
         function = plain.__globals__.get(_ROTARY)
         if function is not None and known.setdefault(function, _is_usual_rotary(function)):
-            yield _RotaryLayer(module, plain)
+            yield _RotaryLayer(module, plain, rotate)
 
 
 @torch.no_grad()

@@ -1,17 +1,19 @@
-"""Check fused norm and rotary kernels for correctness on this machine, and time them against the plain code.
+"""Check fused norms, rotary embeddings and gated activations for correctness on this machine, and time them against
+the plain code.
 
 Each runs forward and backward at the model's width. Output and gradients are first compared with float64, for ordinary
 rows, rows so small that eps matters, and large ones; then it is timed against the plain code, with too many rows for a
 cache.
 
-Shapes: T rows of width N; H heads of size D.
+Shapes: T rows of width N; H heads of queries and K of keys, of size D; I the width of an MLP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from surefoot.planning.probes.attention import GATE
 from surefoot.planning.probes.matmul import TORCH_DTYPE
 from surefoot.planning.probes.timing import LIMITS, attempt, draws, one_thread, seconds_or_failures
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 _CHECKED = 37  # rows; an odd number
 _SIZES = (1.0, 1e-3, 30.0)  # scales of inputs: usual, near the norm's epsilon, and coarse in 16 bits
 _ROUNDS = 12
@@ -32,18 +34,32 @@ class Ways:
     """Pairs of plain and fused functions.
 
     norms: x [T, N], weight [N] -> [T, N]; the first pair is timed.
-    turn: x [1, H, T, D], cos and sin [1, T, D] -> [1, H, T, D].
+    turn: q [1, H, T, D], k [1, K, T, D], cos and sin [1, T, D] -> q and k.
+    gated: activation -> gate, up [T, I] -> [T, I].
     """
 
     norms: Sequence[tuple[Function, Function]]
     turn: tuple[Function, Function]
+    gated: Mapping[str, tuple[Function, Function]]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """inputs: of the functions; outer: gradients of their outputs."""
+
+    inputs: tuple[torch.Tensor, ...]
+    outer: tuple[torch.Tensor, ...]
+
+
+_Way = tuple[Function, Function, _Given]  # plain, fused
+_WaysOf = Callable[[int, float], list[_Way]]  # rows, scale of the inputs -> the first one is timed
 
 
 @dataclass(frozen=True)
 class PointwiseRequest:
     """Request of the probe.
 
-    parts: norm | rotary.
+    parts: norm | rotary | gated.
     device: cpu | cuda.
     """
 
@@ -60,9 +76,9 @@ def pointwise_trials(
     budget: float = 0.3,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[PointwiseTrial, ...]:
-    """Check and time a norm and the rotary embedding of all heads, plain and fused.
+    """Check and time a norm, the rotary embedding of all heads, and the activation of an MLP, plain and fused.
 
-    budget: seconds for the timing of both.
+    budget: seconds for the timing of all.
     begin: called with each part's name before it runs.
     """
     sizes = request.sizes
@@ -73,38 +89,31 @@ def pointwise_trials(
     def rows(width: int) -> int:
         return min(most, max(fewest, limits.pointwise_numbers // width))
 
-    parts = [
-        ("norm", partial(_norm_ways, ways), (sizes.width, rows(sizes.width))),
-        ("rotary", partial(_turn_ways, ways), (sizes.heads * sizes.head_dim, rows(sizes.width), sizes.head_dim)),
-    ]
+    parts: dict[str, tuple[_WaysOf, int]] = {
+        "norm": (partial(_norm_ways, ways, make, sizes), sizes.width),
+        "rotary": (partial(_turn_ways, ways, make, sizes), sizes.width),
+        "gated": (partial(_gated_ways, ways, make, sizes), sizes.intermediate),
+    }
     found = []
     with one_thread():
-        for part, way, shape in parts:
+        for part, (ways_of, width) in parts.items():
             if part in request.parts:
                 begin(part)
-                found.append(_trial(part, way, make, shape, request, budget / len(parts)))
+                found.append(_trial(part, ways_of, rows(width), request, budget / len(request.parts)))
     return tuple(found)
 
 
-def _trial(
-    part: str,
-    ways: Callable[..., list[tuple[Function, Function, tuple[torch.Tensor, ...]]]],
-    make: Callable[..., torch.Tensor],
-    shape: tuple[int, ...],
-    request: PointwiseRequest,
-    budget: float,
-) -> PointwiseTrial:
-    """ways: shape -> (plain, fused, their inputs; the last input is the gradient of the output)."""
+def _trial(part: str, ways_of: _WaysOf, rows: int, request: PointwiseRequest, budget: float) -> PointwiseTrial:
     errors: dict[str, float] = {}
     for size in _SIZES:
-        for plain, fused, inputs in ways(make, (shape[0], _CHECKED, *shape[2:]), size):
-            failure = _checked(plain, fused, inputs, request.dtype, errors)
+        for plain, fused, given in ways_of(_CHECKED, size):
+            failure = _checked(plain, fused, given, request.dtype, errors)
             if failure:
                 return PointwiseTrial(part, 0.0, 0.0, f"{failure} for numbers about {size:g}", errors)
 
     @cache
-    def timed() -> tuple[Function, Function, tuple[torch.Tensor, ...]]:
-        return ways(make, shape, 1.0)[0]
+    def timed() -> _Way:
+        return ways_of(rows, 1.0)[0]
 
     makers = {
         "plain": lambda: partial(_pass, timed()[0], timed()[2]),
@@ -117,16 +126,15 @@ def _trial(
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)
 
 
-def _checked(
-    plain: Function, fused: Function, inputs: Sequence[torch.Tensor], dtype: DType, errors: dict[str, float]
-) -> str:
+def _checked(plain: Function, fused: Function, given: _Given, dtype: DType, errors: dict[str, float]) -> str:
     """Return what is wrong, empty if nothing is. Adds the largest error by tensor to `errors`."""
-    exact = _pass(plain, [one.detach().double().requires_grad_(one.requires_grad) for one in inputs])
-    found, why = attempt(partial(_pass, fused, inputs))
+    wide = [one.detach().double().requires_grad_(one.requires_grad) for one in given.inputs]
+    exact = _pass(plain, _Given(tuple(wide), given.outer))
+    found, why = attempt(partial(_pass, fused, given))
     if found is None:
         return f"cannot run: {why}"
-    for number, (one, wanted) in enumerate(zip(found, exact, strict=True)):
-        name = f"gradient {number}" if number else "output"
+    for name, wanted in exact.items():
+        one = found[name]
         if not torch.isfinite(one).all():
             return f"the {name} is not finite"
         error = float((one.double() - wanted).norm() / wanted.norm())
@@ -136,40 +144,54 @@ def _checked(
     return ""
 
 
-def _pass(function: Function, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the output, and the gradients of the inputs that require one."""
-    *given, gradient = inputs
-    output = function(*given)
-    found = torch.autograd.grad(output, [one for one in given if one.requires_grad], gradient.to(output.dtype))
-    return [output.detach(), *found]
+def _pass(function: Function, given: _Given) -> dict[str, torch.Tensor]:
+    """Return the outputs, and the gradients of the inputs that require one, by name."""
+    made = function(*given.inputs)
+    outputs = made if isinstance(made, tuple) else (made,)
+    outer = [gradient.to(one.dtype) for one, gradient in zip(outputs, given.outer, strict=True)]
+    found = torch.autograd.grad(outputs, [one for one in given.inputs if one.requires_grad], outer)
+    names = ["output", *(f"output {number}" for number in range(2, len(outputs) + 1))]
+    gradients = {f"gradient {number}": one for number, one in enumerate(found, start=1)}
+    return {name: one.detach() for name, one in zip(names, outputs, strict=True)} | gradients
 
 
 def _norm_ways(
-    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
-) -> list[tuple[Function, Function, tuple[torch.Tensor, ...]]]:
-    width, rows = shape
-    inputs = (make(rows, width, size=size, learns=True), make(width, learns=True), make(rows, width))
-    return [(plain, fused, inputs) for plain, fused in given.norms]
+    ways: Ways, make: Callable[..., torch.Tensor], sizes: PointwiseSizes, rows: int, size: float
+) -> list[_Way]:
+    width = sizes.width
+    given = _Given((make(rows, width, size=size, learns=True), make(width, learns=True)), (make(rows, width),))
+    return [(plain, fused, given) for plain, fused in ways.norms]
 
 
 def _turn_ways(
-    given: Ways, make: Callable[..., torch.Tensor], shape: tuple[int, ...], size: float
-) -> list[tuple[Function, Function, tuple[torch.Tensor, ...]]]:
-    width, tokens, head_dim = shape
+    ways: Ways, make: Callable[..., torch.Tensor], sizes: PointwiseSizes, rows: int, size: float
+) -> list[_Way]:
+    heads = sizes.heads, sizes.kv_heads or sizes.heads
 
-    def heads_of(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view(1, tokens, width // head_dim, head_dim).transpose(1, 2)
+    def heads_of(count: int, **named: Any) -> torch.Tensor:
+        """[1, H, T, D] in the memory of a projection's output, [1, T, H, D]."""
+        made = make(1, rows, count, sizes.head_dim, **named)
+        return made.detach().transpose(1, 2).requires_grad_(made.requires_grad)
 
-    def of_heads(function: Function) -> Function:
-        return lambda x, cos, sin: function(heads_of(x), cos, sin)
+    # The halves are equal, as in models: positions times frequencies, twice.
+    cos, sin = (
+        torch.cat((half, half), dim=-1) for half in (make(1, rows, sizes.head_dim // 2, seed=n) for n in (1, 2))
+    )
+    turned = tuple(heads_of(count, size=size, learns=True) for count in heads)
+    given = _Given((*turned, cos, sin), tuple(heads_of(count, seed=3) for count in heads))
+    return [(*ways.turn, given)]
 
-    x, outer = make(tokens, width, size=size, learns=True), heads_of(make(tokens, width))
-    plain, fused = given.turn
-    return [(of_heads(plain), of_heads(fused), (x, make(1, tokens, head_dim), make(1, tokens, head_dim), outer))]
+
+def _gated_ways(
+    ways: Ways, make: Callable[..., torch.Tensor], sizes: PointwiseSizes, rows: int, size: float
+) -> list[_Way]:
+    shape = rows, sizes.intermediate
+    given = _Given((make(*shape, size=size, learns=True), make(*shape, learns=True, seed=1)), (make(*shape, seed=2),))
+    return [(*ways.gated[sizes.activation], given)]
 
 
 def _inputs(
-    *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False
+    *shape: int, dtype: torch.dtype, device: torch.device, size: float = 1.0, learns: bool = False, seed: int = 0
 ) -> torch.Tensor:
-    """Random numbers of scale `size`, the same in every call."""
-    return (draws(device, len(shape))(*shape) * size).to(dtype).requires_grad_(learns)
+    """Random numbers of scale `size`, the same in every call. seed: others for tensors of one shape."""
+    return (draws(device, 10 * seed + len(shape))(*shape) * size).to(dtype).requires_grad_(learns)

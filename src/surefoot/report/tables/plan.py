@@ -142,6 +142,9 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("kernels.loss", plan.kernels.loss)
     yield _row("kernels.last_block", plan.kernels.last_block)
     yield _row("kernels.pointwise", plan.kernels.pointwise)
+    if plan.device.value == "cuda":
+        yield _row("kernels.rotary", plan.kernels.rotary)
+        yield _row("kernels.gated", plan.kernels.gated)
     yield _row("compile", plan.compile)
     yield _row("threads", plan.threads)
     if plan.report_to.value:

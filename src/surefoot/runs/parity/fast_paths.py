@@ -39,12 +39,13 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.experts import experts_path
+from surefoot.models.fast.gated import gated_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
-from surefoot.models.fast.pointwise import pointwise_path
+from surefoot.models.fast.pointwise import pointwise_path, rotary_path
 from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.planning.fast_paths import CUTTING, EXPERTS, head_rows
+from surefoot.planning.fast_paths import CUTTING, EXPERTS, FUSED, head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
@@ -56,7 +57,8 @@ from surefoot.training.failure import is_of_the_environment
 
 STAYS = "it stays on, because the run started with it"
 GO_ON = "resume with the versions and the device that the run started with, or start another run"
-SWITCHED = ("adapter", "loss", "last_block", "pointwise")  # keys under `kernels:`; the key of packed rows differs
+# Keys under `kernels:`; the key of packed rows differs.
+SWITCHED = ("adapter", "loss", "last_block", "pointwise", "rotary", "gated")
 
 Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
 
@@ -78,7 +80,11 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     adapter = {"fast": [adapter_path()], EXPERTS: [experts_path()]}.get(plan.kernels.adapter.value, [])
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
-    pointwise = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
+    pointwise = [
+        *([pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == FUSED else []),
+        *([rotary_path()] if plan.kernels.rotary.value == FUSED else []),
+        *([gated_path()] if plan.kernels.gated.value == FUSED else []),
+    ]
     # After pointwise, which skips norms that have hooks, because last_block installs hooks. Before adapter: last_block
     # runs a small fp32 pass to find its layer, and the adapter path would cache fp32 products of all DoRA layers in it.
     return [*packed, *loss, *pointwise, *last, *adapter]
