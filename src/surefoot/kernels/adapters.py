@@ -32,6 +32,8 @@ from torch.nn import functional as F
 
 from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
 
+_PIECE = 1 << 22  # numbers of a product that is summed at once, so that it stays in a cache
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -162,9 +164,10 @@ def _output(
     weight, factor = layer.weight.to(x.dtype), layer.factor
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     if factor is None:
-        output = F.linear(x, weight, bias)
-        _flat(output).addmm_(h, layer.up.T)
-        return output, None
+        # The wide product adds to the thin one. The other way round the whole output would be read and written once
+        # more, and what the adapter adds would be rounded twice.
+        output = h @ layer.up.T if bias is None else torch.addmm(bias, h, layer.up.T)
+        return output.addmm_(_flat(x), weight.T).view(*x.shape[:-1], -1), None
     if masked:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
         # f base - base, not (f - 1) base: the pattern of `scale_on_average_` decides at which tokens f takes effect.
@@ -231,8 +234,11 @@ def _magnitude_gradient(
     if kept is None:
         dense = (dy.T @ _flat(u)).to(change.dtype) * layer.weight.to(change.dtype)
         return (dense.sum(dim=1) + change) / factor.norm
-    ones = dy.new_ones(1, len(dy))
-    sums = (ones @ (dy * _flat(kept))).squeeze(0).to(change.dtype)  # a matrix product accumulates in fp32 at full speed
+    sums = torch.zeros_like(change)
+    rows = max(1, _PIECE // dy.shape[1])
+    for own, output in zip(dy.split(rows), _flat(kept).split(rows), strict=True):
+        # A matrix product accumulates in fp32 at full speed.
+        sums += (own.new_ones(1, len(own)) @ (own * output)).squeeze(0)
     return (sums + change) / factor.norm if masked else sums / factor.magnitude
 
 
