@@ -130,6 +130,23 @@ class Broken(Exception):
     """As Triton's errors: not a RuntimeError."""
 
 
+def test_norms_are_the_plain_ones_and_their_errors_those_of_the_run(monkeypatch):
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # pyright: ignore[reportMissingImports]
+
+    x, weight, form = leaf(numbers(3, 8)), leaf(numbers(8, seed=1)), pointwise.NormForm(1e-5, 0.0, narrow_first=True)
+    plain = pointwise.plain_norm(x, weight, form)
+    found = liger.rms_norm(x, weight, form)
+    wanted = torch.autograd.grad(plain.sum(), (x, weight))
+    assert difference(torch.autograd.grad(found.sum(), (x, weight), retain_graph=True), wanted) < FP32
+
+    def fail(ctx, dy):
+        raise Broken("out of resource")
+
+    monkeypatch.setattr(LigerRMSNormFunction, "backward", fail)
+    with pytest.raises(RuntimeError, match="out of resource"):
+        found.sum().backward()
+
+
 def test_errors_of_triton_are_errors_of_the_run(monkeypatch):
     def fail(form):
         raise Broken("out of resource\nmore")

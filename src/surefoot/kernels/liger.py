@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -41,7 +42,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, form: NormForm) -> torch.Ten
 
         # False: otherwise its backward pass overwrites the gradient of its output, which other parts of a layer may
         # read.
-        found = LigerRMSNormFunction.apply(x, weight, form.eps, form.shift, rounding, False)
+        found = _failing_as_usual_backward(LigerRMSNormFunction).apply(x, weight, form.eps, form.shift, rounding, False)
     return found.to(form.output_type(x.dtype, weight.dtype))
 
 
@@ -131,6 +132,19 @@ def _gated_kernels(form: Gate) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def _copy(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Copy [B, H, T, D] into memory laid out as [B, T, H, D], which Liger would otherwise make a copy in."""
     return x.transpose(1, 2).to(dtype, copy=True, memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+@cache
+def _failing_as_usual_backward(function: Any) -> Any:
+    """Derive from an autograd function one whose backward pass raises RuntimeErrors."""
+
+    class Function(function):
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            with _failing_as_usual():
+                return function.backward(ctx, *gradients)
+
+    return Function
 
 
 @contextmanager

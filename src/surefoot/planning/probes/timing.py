@@ -93,8 +93,8 @@ LIMITS = {
         # 16-bit products reaches, a pass takes a fifth of a second; at the 4 TFLOP/s of a small one in fp32 a quarter.
         attention_operations=2**42,
         # The GPU cache has up to 50 MiB, and a micro-batch some thousand tokens; with few rows only the launch of a
-        # kernel would be timed.
-        pointwise_numbers=2**25,
+        # kernel would be timed. 8,192 rows of an 8B model's MLP: a quarter of a gigabyte in 16 bits.
+        pointwise_numbers=2**27,
         pointwise_rows=(1024, 8192),
     ),
 }
