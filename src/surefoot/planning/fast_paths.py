@@ -31,7 +31,7 @@ _LOST = {"bf16": "0.4 %", "fp16": "0.05 %"}
 _ABOUT = {
     "pointwise": "a layer's norms",
     "rotary": "a layer's rotary embeddings",
-    "gated": "a layer's gated activation",
+    "gated": "a layer's gated activations",
 }
 # Activations in config.json that liger-kernel has with a gate -> what `surefoot.kernels.liger` calls them.
 GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
