@@ -108,5 +108,5 @@ def test_a_page_of_another_origin_gets_nothing(board, open_page):
     page.route("http://other.example/", lambda route: route.fulfill(body=html, content_type="text/html"))
     page.route(home(board), lambda route: route.continue_())
     page.goto("http://other.example/")
-    page.wait_for_timeout(500)
+    page.wait_for_function("document.title", timeout=PATIENCE)
     assert page.title() == "refused"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers.clock import settable_clock
 from helpers.doctor_runs import clean_base, clean_run, plant_in_loss, with_task
 from helpers.faults import gives
 from surefoot.commands.doctor import passes, steps
@@ -171,12 +172,11 @@ MATH = passes.Observed({"math"}, product_flops.ProductFlops())
 
 @pytest.fixture
 def wait(monkeypatch):
-    """Advance all clocks here by so many seconds, which nobody waits for."""
-    waited, exact = [], time.perf_counter
-    monkeypatch.setattr(time, "perf_counter", lambda: exact() + sum(waited))
+    """Advance all clocks here by so many seconds."""
+    wait = settable_clock(monkeypatch)
     for module in (steps, passes):
         monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=time.perf_counter))
-    return waited.append
+    return wait
 
 
 def slow_backward(one, seconds, wait):

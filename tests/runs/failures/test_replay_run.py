@@ -273,7 +273,8 @@ def test_a_rank_that_crashes_leaves_the_step_and_no_folder(others, server):
     """What its end broke in the first rank is not taken for a fault of the step, which one process takes whole."""
     path, run = write_config(others, "ranks", "sft"), others / "ranks"
     kill = {"at": "step", "n": 6, "number": 11, "rank": 1}
-    assert server.run(["train", path], others / "ranks.log", kill, ranks=2) == 3
+    change = "distributed.changed:waits_for_no_last_words"
+    assert server.run(["train", path], others / "ranks.log", kill, ranks=2, change=change) == 3
     assert read_trace((others / "ranks.log").read_text()).signal == "SIGSEGV"
     assert not list(run.glob("failure-*"))
     heard = taken(run)

@@ -6,7 +6,6 @@ torch.compile against eager: the same losses, names and bits after a resume, and
 
 import json
 import re
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from helpers.clock import settable_clock
 from helpers.faults import lines_giving, raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.model_layouts import run_config
@@ -76,11 +76,6 @@ def same(forward, *args, **kwargs):
     return forward(*args, **kwargs)
 
 
-def slow(forward, *args, **kwargs):
-    time.sleep(0.2)
-    return forward(*args, **kwargs)
-
-
 def wrong(forward, *args, **kwargs):
     found = forward(*args, **kwargs)
     found.last_hidden_state = found.last_hidden_state * DIFFERENT
@@ -102,7 +97,13 @@ def test_it_is_tried_recorded_and_told(workplace, tmp_path, compiler):
     assert lines_giving(said, "compile:", "default")
 
 
-def test_what_gains_nothing_is_a_caution(workplace, tmp_path, compiler):
+def test_what_gains_nothing_is_a_caution(workplace, tmp_path, compiler, monkeypatch):
+    wait = settable_clock(monkeypatch)
+
+    def slow(forward, *args, **kwargs):
+        wait(0.2)
+        return forward(*args, **kwargs)
+
     compiler(slow)
     _, said = train(workplace, tmp_path / "run")
     assert lines_giving(said, "caution:", "compile:", "default")
