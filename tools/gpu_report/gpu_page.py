@@ -56,7 +56,7 @@ def page_of(report: dict[str, Any]) -> str:
         "rehearsal": report["identity"]["kind"] == "rehearsal",
         "machine": list(machine_rows(found["machine"])),
         "parts": report["parts"],
-        "tests": found["tests"],
+        "tests": {part["what"]: one for part in report["parts"].values() if "passed" in (one := part["found"] or {})},
         "probes": list(probe_rows(found["probes"])),
         "copy": (found["probes"] or {}).get("copy"),
         "cudnn": found["cudnn"],

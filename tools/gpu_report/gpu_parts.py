@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,21 @@ def _measured(name: str) -> Callable[[Call, Path], list[str]]:
 
 
 def _tests(call: Call, result: Path) -> list[str]:
-    places = ["tests/gpu", "tests/rehearsal", "tests/kernels", "tests/planning/probes"]
-    if call.rehearse:  # those that the pretend GPU's lack of real kernels and clocks says something about
-        places = ["tests/gpu/test_training.py"]
-    return [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={result}", *places]
+    # In a rehearsal those that the pretend GPU's lack of real kernels and clocks says something about.
+    small = ["tests/gpu/test_training.py"]
+    return _pytest(result, *(small if call.rehearse else ["tests/gpu", "tests/kernels", "tests/planning/probes"]))
+
+
+def _methods(call: Call, result: Path) -> list[str]:
+    """Several at a time: nothing of theirs is timed."""
+    if call.rehearse:
+        return _pytest(result, "tests/rehearsal/test_runs.py", "-k", "lora")
+    several = find_spec("xdist") is not None
+    return _pytest(result, "tests/rehearsal", *(["-n", str(min(8, os.cpu_count() or 1))] if several else []))
+
+
+def _pytest(result: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={result}", *words]
 
 
 def _passed(path: Path) -> dict[str, Any]:
@@ -110,6 +122,7 @@ def _cell(name: str) -> Callable[[Call, Path], list[str]]:
 PARTS = (
     Part("machine", "GPU, driver, versions", 0.3, _measured("machine")),
     Part("tests", "the tests that need a GPU", 4, _tests, _passed),
+    Part("methods", "every method, killed and resumed, and every command", 4, _methods, _passed),
     Part("probes", "kernels against float64, and their times", 1, _measured("probes")),
     Part("cudnn", "shapes at which cuDNN's attention is wrong", 0.5, _measured("cudnn")),
     Part("runs", "runs beside their plain fp32 path; death and resume bit for bit", 4, _measured("runs")),
