@@ -38,6 +38,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
+    gc.freeze()  # before a plugin's loop over all tests, in which the collector would walk through them
     gc.enable()
     sys.dont_write_bytecode = _WRITES_NO_BYTECODE
 

@@ -8,6 +8,8 @@ import gc
 
 from surefoot.system import process
 
+gc.disable()  # nothing that is imported is garbage, looking for which takes a third of the time
+
 process.quiet_sockets()  # ranks do so before they import torch
 
 import matplotlib.backends.backend_agg  # noqa: E402
@@ -29,5 +31,5 @@ get_checkpoint_conversion_mapping("llama")  # of all families at once
 for name in _templates().list_templates(["html"]):
     _templates().get_template(name)
 
-gc.collect()
 gc.freeze()  # else each child's collector walks through all libraries, and copies the pages it walks over
+gc.enable()
