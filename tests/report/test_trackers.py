@@ -100,9 +100,12 @@ def test_tensorboard_reads_it_back(facts: RunFacts) -> None:
     assert any(b"optim.lr: 0.0001" in event.SerializeToString() for event in events(facts.run))
 
 
-def test_tensorboard_withdraws_the_steps_that_a_resumed_run_repeats(facts: RunFacts) -> None:
+def test_tensorboard_withdraws_the_steps_that_a_resumed_run_repeats(
+    facts: RunFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = run("tensorboard", facts, ROWS)
-    time.sleep(1.1)  # a file's name holds the second
+    later = time.time() + 2  # a file's name holds the second
+    monkeypatch.setattr(time, "time", lambda: later)
     run("tensorboard", replace(facts, step=1), [{"current_steps": 2, "loss": 9.0}], ids)
     assert scalars(facts.run)["train/loss"] == {1: 1.5, 2: 9.0}
 

@@ -140,7 +140,7 @@ def test_twin_a_rank_that_beats_or_is_over_ends_nothing(server, monkeypatch):
     server.set("heartbeat/1", heartbeat(pid=GONE, over=True).to_bytes().decode())
     dog, ended, _ = watch(server, monkeypatch, silent=0.5)
     dog.start()
-    assert not ended.wait(1.5)
+    assert not ended.wait(0.8)
     dog.stop()
     assert Heartbeat.from_bytes(server.get("heartbeat/0")).pid == os.getpid()
 
@@ -204,7 +204,7 @@ def test_twin_a_rank_that_comes_in_time_ends_nothing(server, monkeypatch):
     dog.start()
     assert not ended.wait(0.3)
     server.set("heartbeat/1", heartbeat().to_bytes().decode())
-    assert not ended.wait(1.5)
+    assert not ended.wait(0.9)  # 1.2 s in all
     dog.stop()
 
 
