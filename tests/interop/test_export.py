@@ -239,7 +239,7 @@ PAIRED = {"stage": "dpo", "model": "m", "data": {"train": "pairs.jsonl", "format
 def pairs_for_axolotl(record: Mapping[str, Any]) -> tuple[dict[str, Any], Written]:
     """The entry of `datasets` for pairs like this record."""
     config = config_of(PAIRED)
-    ours = Ours(config, "theirs", record=lambda path: record)
+    ours = Ours(config, "theirs", options=Options(first=lambda path: record))
     found = export(targets()["axolotl"], config, {"data.train"}, ours)
     return parse_value(found.text, "")["datasets"][0], found
 
@@ -342,7 +342,7 @@ def test_a_description_gives_the_same_records(
     stage = {"preference": "dpo", "judged": "kto"}.get(layout, "sft")
     source = {"path": "d.json", "format": layout, **({"columns": columns} if columns else {})}
     config = config_of({"stage": stage, "model": "m", "data": {"train": source}, "output": "o"})
-    ours = Ours(config, ".", record=lambda path: record)
+    ours = Ours(config, ".", options=Options(first=lambda path: record))
     found = export(targets()["llamafactory"], config, set(), ours)
     for name, text in found.files.items():
         Path(name).write_text(text)

@@ -6,12 +6,17 @@ import json
 import shlex
 
 import pytest
+import torch
+import transformers
 import yaml
 
 from helpers.faults import gives, refused_settings, setting
 from surefoot.config.schema import RunConfig
-from surefoot.interop.launch import Options
+from surefoot.interop.backward import Ours
+from surefoot.interop.export import export, targets
+from surefoot.interop.launch import Options, no_files
 from surefoot.interop.registry import file_tool, translate_command, translate_file
+from surefoot.models.wrapped import freeze_others
 from surefoot.system.errors import InputError
 
 ONE_WAY = {  # what a config with nothing but the required words becomes
@@ -132,6 +137,13 @@ CASES = {
         {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-5},
         {"adapter": None, "precision": {"compute": "bf16"}, "optim": {"lr": 1e-5}},
     ),
+    "some modules of the last layers": (
+        {"finetuning_type": "freeze", "freeze_trainable_modules": "self_attn,mlp", "freeze_extra_modules": "lm_head"},
+        {
+            "adapter": None,
+            "model": {"trained": [r".*\.(30|31)\.self_attn.*", r".*\.(30|31)\.mlp.*", ".*lm_head.*"]},
+        },
+    ),
     "qlora: bitsandbytes": (
         {"quantization_bit": 4, "quantization_method": "bnb", "double_quantization": True},
         {"precision": {"base": "nf4"}},
@@ -246,8 +258,18 @@ CASES = {
     ),
 }  # fmt: skip
 DESCRIPTION = {"c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "prompt"}}}
-OPTIONS = Options(read=lambda path: json.dumps(DESCRIPTION) if path.endswith("dataset_info.json") else FILES[path])
-FILES = {"x.yaml": yaml.safe_dump(REQUIRED | {"lora_rank": 4})}
+FILES = {
+    "x.yaml": yaml.safe_dump(REQUIRED | {"lora_rank": 4}),
+    "data/dataset_info.json": json.dumps(DESCRIPTION),
+    "hub/base/config.json": json.dumps({"num_hidden_layers": 32}),
+}
+
+
+def from_files(path: str) -> str:
+    return FILES[path] if path in FILES else no_files(path)
+
+
+OPTIONS = Options(read=from_files)
 
 
 def plain(config: object) -> object:
@@ -325,7 +347,13 @@ REFUSED = [  # of several settings the last one is refused
     "template: phi2",
     "template: glm4",
     "stage: grpo",
-    "finetuning_type: freeze",
+    "finetuning_type: freeze\nmodel_name_or_path: hub/other\nfreeze_trainable_layers: 2",  # of how many?
+    "finetuning_type: freeze\nfreeze_trainable_layers: 0",
+    "finetuning_type: freeze\nuse_llama_pro: true\nfreeze_trainable_layers: 5",
+    "finetuning_type: freeze\nuse_llama_pro: true\nfreeze_trainable_layers: -4",
+    "finetuning_type: freeze\nfreeze_multi_modal_projector: false",
+    "finetuning_type: freeze\nuse_dora: true",
+    "finetuning_type: lora\nuse_llama_pro: true",
     "finetuning_type: oft",
     "freeze_vision_tower: false",
     "freeze_language_model: true",
@@ -375,6 +403,64 @@ def test_what_cannot_be_given_is_refused_at_its_line():
         return refused_settings(lambda: translate_file("run.yaml", text, [], OPTIONS), text=text)
 
     assert {text: refusals(text) for text in REFUSED} == {text: [[*yaml.safe_load(text)][-1]] for text in REFUSED}
+
+
+FAMILIES = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=12)),
+    "tied": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(num_hidden_layers=12, tie_word_embeddings=True)
+    ),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=12)),
+}
+FROZEN = [  # family, layers, modules, extra modules, use_llama_pro
+    ("llama", 2, ["all"], None, False),
+    ("llama", -2, ["all"], None, False),
+    ("llama", 1, ["self_attn", "input_layernorm"], ["lm_head"], False),
+    ("llama", -11, ["mlp"], ["norm"], False),  # a piece of the names of three norms
+    ("llama", 3, ["all"], ["embed_tokens"], True),
+    ("llama", 4, ["mlp"], None, True),
+    ("llama", 20, ["all"], None, False),
+    ("llama", 0, ["all"], ["lm_head"], False),
+    ("tied", 2, ["all"], ["embed_tokens"], False),
+    ("gpt2", 2, ["attn", "ln_1"], ["wte", "ln_f"], False),
+]
+
+
+def trainable(names, count, layers, modules, extra, pro):
+    """`_setup_freeze_tuning` of LLaMA-Factory 0.9.5, for the names of a model's parameters."""
+    if pro:
+        stride = count // layers
+        ids = range(stride - 1, count + stride - 1, stride)
+    elif layers > 0:
+        ids = range(max(0, count - layers), count)
+    else:
+        ids = range(min(-layers, count))
+    pieces = [f".{number}.{'' if module == 'all' else module}" for module in modules for number in ids]
+    return {name for name in names if any(piece in name for piece in [*pieces, *(extra or [])])}
+
+
+@pytest.mark.parametrize(("family", "layers", "modules", "extra", "pro"), FROZEN)
+def test_what_freeze_trains_is_llama_factorys(family, layers, modules, extra, pro):
+    """Forth, in a model of transformers, and back: the same patterns from the settings that export writes."""
+    with torch.device("meta"):
+        model = FAMILIES[family]()
+    words = {
+        "finetuning_type": "freeze", "freeze_trainable_layers": layers, "freeze_trainable_modules": ",".join(modules),
+        "freeze_extra_modules": extra, "use_llama_pro": pro, "lora_target": None,
+    }  # fmt: skip
+    options = Options(read=lambda path: model.config.to_json_string() if path == "hub/base/config.json" else "{}")
+    trained = translate_file("l.json", json.dumps(REQUIRED | words), [], options).config["model"]["trained"]
+    freeze_others(model, trained)
+    ours = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = [name for name, _ in model.named_parameters()]
+    assert ours == trainable(names, 12, layers, modules, extra, pro)
+    twin = -layers if 0 < abs(layers) < 12 else 1
+    assert ours != trainable(names, 12, twin, modules, extra, False)
+    config = RunConfig.model_validate(
+        {"stage": "sft", "model": {"path": "hub/base", "trained": trained}, "data": {"train": "org/d"}, "output": "o"}
+    )
+    written = export(targets()["llamafactory"], config, {"model.trained"}, Ours(config, options=options))
+    assert [fate.outcome for fate in written.fates if fate.key == "model.trained"] == ["carried"]
 
 
 def test_everything_wrong_is_told_at_once_with_what_was_meant():

@@ -25,7 +25,7 @@ def export_config(tool: str, path: Path, out: Path, *, overwrite: bool) -> None:
 
     require_replaceable(out, overwrite, CERTIFICATE, "export", lambda record: record["outputs"])
     loaded = load_or_exit(path)
-    ours = Ours(loaded.config, out.as_posix(), _formats(loaded.config), reading_options().first)
+    ours = Ours(loaded.config, out.as_posix(), _formats(loaded.config), reading_options())
     given = {shown_key(key) for key, origin in loaded.origins.items() if origin != "default"}
     target = targets()[tool]
     written = export(target, loaded.config, given, ours)

@@ -78,11 +78,11 @@ def trainer_script(words: Sequence[str]) -> Command | None:
 def reading_options(*, allow_unknown: bool = False) -> Options:
     from surefoot.config.yaml_reader import read_text
     from surefoot.interop.launch import Options
-    from surefoot.system import hardware, process
+    from surefoot.system import hardware, hub, process
     from surefoot.system.locations import is_hub_data
 
     def read(path: str) -> str:
-        return read_text(Path(path))
+        return read_text(hub.in_cache(path) or Path(path))
 
     def newest(run: str) -> str | None:
         from surefoot.training.checkpoint import newest_verified

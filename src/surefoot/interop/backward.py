@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.dump import plain_config
 from surefoot.config.sections import PATTERN
 from surefoot.config.types import Duration
+from surefoot.interop.launch import Options
 
 if TYPE_CHECKING:
     from surefoot.config.schema import RunConfig
@@ -28,7 +29,7 @@ class Ours:
 
     folder: where the other tool's config is written.
     formats: path of a source with format auto -> its format, where the file could be read.
-    record: path of a source -> its first record, or None if it cannot be read.
+    options: what of the run's files may be read.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Ours:
         config: RunConfig,
         folder: str = ".",
         formats: Mapping[str, str] | None = None,
-        record: Callable[[str], Mapping[str, Any] | None] = lambda path: None,
+        options: Options | None = None,
     ):
         self.plain, self.facts = plain_config(config), config.method
-        self.folder, self.record = folder, record
+        self.folder, self.options = folder, options or Options()
         self.train = self._sources(self.plain["data"]["train"], formats or {}, self["data.max_samples"])
         held = self.plain["data"]["eval"]
         self.eval = [] if held == "none" or isinstance(held, int | float) else self._sources(held, formats or {})
@@ -49,6 +50,10 @@ class Ours:
         for step in key.split("."):
             value = value.get(step) if isinstance(value, dict) else None
         return value
+
+    def record(self, path: str) -> Mapping[str, Any] | None:
+        """Return the first record of a source, None if it cannot be read."""
+        return self.options.first(path)
 
     @property
     def evaluates(self) -> bool:

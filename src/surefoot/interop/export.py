@@ -148,9 +148,7 @@ def _different(fates: Collection[Fate]) -> list[str]:
 
 def _options(texts: Mapping[str, str], ours: Ours) -> Options:
     def read(path: str) -> str:
-        if path not in texts:
-            raise InputError(Fault(path, "is not there", code="SF-FILE-UNREADABLE"))
-        return texts[path]
+        return texts[path] if path in texts else ours.options.read(path)
 
     return Options(read=read, devices=processes(ours), first=ours.record)
 

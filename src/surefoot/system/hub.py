@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.system import durable, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, SurefootError
+from surefoot.system.locations import looks_local
 from surefoot.system.messages import size_text
 from surefoot.system.redaction import redacted
 
@@ -134,6 +135,17 @@ def _unlisted(name: str, kind: str, folder: Path) -> dict[str, int]:
         raise _away(name, what, "start again while the hub can be reached")
     paths = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
+def in_cache(path: str) -> Path | None:
+    """Return the file of `org/name/FILE` that the cache has of a model's main branch; None without one."""
+    name, _, file = path.rpartition("/")
+    if looks_local(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file)
+    return Path(found) if isinstance(found, str) else None
 
 
 def fetch(repository: Repository, paths: Collection[str]) -> Path:

@@ -18,7 +18,7 @@ from surefoot.interop.backward import (
     share_of_warmup,
     unless,
 )
-from surefoot.interop.llamafactory import back
+from surefoot.interop.llamafactory import back, freeze
 from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
 from surefoot.interop.settings import (
     Refusal,
@@ -230,11 +230,11 @@ FINETUNING = (
     joint(
         "finetuning_type",
         "lora",
-        ("adapter.kind",),
-        "lora or full",
-        back=lambda ours: "lora" if ours["adapter"] else "full",
+        ("adapter.kind", "model.trained"),
+        "lora, full or freeze",
+        back=freeze.kind,
     ),
-    refused("use_llama_pro", False, "surefoot has no expanded blocks", "use lora or full"),
+    joint("use_llama_pro", False, ("model.trained",), "finetuning_type: freeze", back=freeze.spread),
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
     refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
     refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
@@ -285,9 +285,22 @@ FINETUNING = (
     listed("pissa_iter", 16, "belongs to pissa_init"),
     refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support", "leave it out"),
     joint("create_new_adapter", False, (), "refused with adapter_name_or_path; export merges an adapter"),
-    listed("freeze_trainable_layers", 2, "belongs to finetuning_type: freeze, which is refused"),
-    listed("freeze_trainable_modules", "all", "belongs to finetuning_type: freeze, which is refused"),
-    listed("freeze_extra_modules", None, "belongs to finetuning_type: freeze, which is refused"),
+    joint(
+        "freeze_trainable_layers",
+        2,
+        ("model.trained",),
+        "finetuning_type: freeze; the model's config.json has the number of layers",
+        back=freeze.number,
+    ),
+    joint(
+        "freeze_trainable_modules",
+        "all",
+        ("model.trained",),
+        "finetuning_type: freeze",
+        type=names,
+        back=freeze.modules,
+    ),
+    joint("freeze_extra_modules", None, ("model.trained",), "finetuning_type: freeze", type=names, back=freeze.extra),
     joint("pref_beta", 0.1, ("alignment.beta",), "stages dpo and kto"),
     joint("pref_ftx", 0.0, ("alignment.sft",), "stage dpo"),
     joint("pref_bco_weight", 0.0, (), "refused above 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
+from surefoot.interop.llamafactory import freeze
 from surefoot.interop.llamafactory.data import (
     PICTURED,
     SAME,
@@ -50,17 +51,22 @@ def set_model(draft: Draft) -> None:
 def set_adapter(draft: Draft) -> None:
     kind = draft["finetuning_type"]
     switches = ("use_dora", "use_rslora")
-    if kind not in ("lora", "full"):
-        fix = "use lora or full"
-        draft.refuse("finetuning_type", f"surefoot has no {kind}", fix)
+    if kind not in ("lora", "full", "freeze"):
+        draft.refuse("finetuning_type", f"surefoot has no {kind}", "use lora, full or freeze")
         return
-    if kind == "full":
-        draft.note("finetuning_type", "carried", "no adapter: all weights train")
+    if kind == "freeze":
+        freeze.set_trained(draft)
+    else:
+        if draft["use_llama_pro"]:
+            draft.refuse("use_llama_pro", "surefoot has no expanded blocks", "use finetuning_type: freeze")
+        draft.drop(f"finetuning_type is {kind}", *freeze.SETTINGS)
+    if kind != "lora":
+        draft.note("finetuning_type", "carried", "no adapter")
         for name in (name for name in switches if draft[name]):
             draft.refuse(name, "needs finetuning_type: lora")
         if draft["adapter_name_or_path"] is not None:
             draft.refuse("adapter_name_or_path", "needs finetuning_type: lora", MERGE)
-        draft.drop("finetuning_type is full", *_LORA, *switches, "create_new_adapter")
+        draft.drop(f"finetuning_type is {kind}", *_LORA, *switches, "create_new_adapter")
         return
     if draft["adapter_name_or_path"] is not None:
         _continue(draft, (*_LORA, *switches))
@@ -113,6 +119,8 @@ def set_vision(draft: Draft) -> None:
             draft.note(name, "carried", "also frozen here")
         elif draft["finetuning_type"] == "full":
             draft.set(f"vision.{part}", "trained", name)
+        elif draft["finetuning_type"] == "freeze":
+            draft.refuse(name, "surefoot trains all of it beside parts of a language model, or none", "leave it out")
         elif part == "tower":
             fix = "leave it out, or set vision.tower: trained in surefoot's config"
             draft.refuse(name, "LLaMA-Factory adds LoRA to the tower; surefoot trains the whole tower", fix)
