@@ -175,9 +175,26 @@ def _no_reduce(engine: Any) -> None:
     engine.reduce = lambda: None
 
 
+def _old_gradients(engine: Any) -> None:
+    def forget() -> None:
+        engine._pending = engine._reduced = False
+
+    engine._forget = forget
+
+
+def _step_without_update(engine: Any) -> None:
+    def discard() -> None:
+        engine._zero.step()  # with the gate closed
+        engine._forget()
+
+    engine.discard = discard
+
+
 BREAKS: dict[str, Callable[[Any], None]] = {
     "mean": _mean_over_ranks,
     "no reduce": _no_reduce,
+    "old gradients": _old_gradients,
+    "step without update": _step_without_update,
     "norm of own share": _norm_of_own_share,
     "step that was refused": _step_that_was_refused,
     "own totals": _own_totals,
@@ -276,6 +293,25 @@ def poisoned(rank: int, step: int, how: str) -> Callable:
     return objective
 
 
+def sparing(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    """Steps whose second does without the last layer in the first micro-batch of each of two ranks."""
+    spared = {draw_seed(5, 2, number) for number in range(2)}
+
+    def objective(model: Any, batch: Batch) -> LossSum:
+        decoder = causal_model(model).model
+        layers = decoder.layers
+        if torch.initial_seed() in spared:
+            decoder.layers = layers[:1]
+        try:
+            return sft_loss(model, batch)
+        finally:
+            decoder.layers = layers
+
+    engine = engine_for(case, choice, ranks)
+    steps(engine, case, ranks, objective=objective)
+    return {"state": snapshot(engine)}
+
+
 def _seeds(step: int) -> set[int]:
     return {draw_seed(5, step, number) for number in range(16)}
 
@@ -296,6 +332,27 @@ def skipping(ranks: Ranks, case: Case, choice: EngineChoice, how: str) -> dict[s
         "after": after,
         "end": snapshot(engine),
     }
+
+
+def discarding(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    """A step; two passes that are discarded, on other weights that are put back afterwards; and two steps more."""
+    engine = engine_for(case, choice, ranks)
+    steps(engine, replace(case, counts=case.counts[:1]), ranks)
+    own = {name: one.detach().clone() for name, one in engine.parameters.items()}
+    with torch.no_grad():
+        for one in engine.parameters.values():
+            one.add_(0.5)
+    other = _numpy(dict(engine.parameters))
+    for batch in micro_batches(9, 2):
+        engine.backward(sft_loss(engine.model, batch).loss, None)
+    engine.reduce()
+    engine.discard()
+    kept = _numpy(dict(engine.parameters))
+    with torch.no_grad():
+        for name, one in engine.parameters.items():
+            one.copy_(own[name])
+    steps(engine, replace(case, counts=case.counts[1:]), ranks, 2)
+    return {"other": other, "kept": kept, "state": snapshot(engine)}
 
 
 def through_a_checkpoint(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:

@@ -154,6 +154,22 @@ def test_a_refused_step_that_is_taken_is_noticed(engine):
     assert not same_bits(first["before"], first["after"])
 
 
+@pytest.mark.parametrize("engine", representatives(["ddp", "zero1", "zero2"], "zero2"))
+def test_a_pass_that_is_discarded_leaves_weights_as_they_are_and_nothing_behind(engine):
+    """Also weights that are not the optimizer's: two passes are compared on those."""
+    case, undisturbed = Case("lora", dropout=0.1), _pair("trained", Case("lora", dropout=0.1), engine)[0]
+    first, second = _pair("discarding", case, engine)
+    for result in (first, second):
+        assert same_bits(result["other"], result["kept"])
+    assert same_bits(first["state"], undisturbed["state"])
+
+
+@pytest.mark.parametrize("engine", representatives(["zero1", "zero2"], "zero2"))
+def test_twin_a_step_without_update_writes_weights(engine):
+    first, _ = _pair("discarding", Case("lora", dropout=0.1, broken="step without update"), engine)
+    assert not same_bits(first["other"], first["kept"])
+
+
 def test_ranks_that_decide_by_their_own_loss_are_noticed():
     first, second = _pair("skipping", Case("lora", broken="own totals"), "ddp", "inf")
     assert first["decisions"] != second["decisions"]
@@ -227,6 +243,18 @@ def test_offloaded_ranks_are_one_rank(engine):
     case = Case("lora", dropout=0.1)
     first, _ = on_two_ranks(engine_cases.trained, case, OFFLOADED[engine])
     assert furthest(_alone(case)["state"], first["state"]) <= (WEIGHTS, MOMENTS)
+
+
+@pytest.mark.parametrize("engine", representatives(OFFLOADED, "zero2"))
+def test_gradients_in_host_memory_are_those_of_their_own_step(engine):
+    """A layer that a micro-batch does not use has no gradient there, not that of the step before."""
+    case = Case("full", optimizer="sgd", limits=None, counts=(4, 4), rates=0.1)
+    one = engine_cases.sparing(ALONE, case, SINGLE)["state"]
+    first, _ = on_two_ranks(engine_cases.sparing, case, OFFLOADED[engine])
+    assert furthest(one, first["state"]) <= (WEIGHTS, MOMENTS)
+    if engine == "zero2":  # twin
+        first, _ = on_two_ranks(engine_cases.sparing, replace(case, broken="old gradients"), OFFLOADED[engine])
+        assert furthest(one, first["state"])[0] > WEIGHTS
 
 
 def test_what_an_engine_cannot_do_is_refused():

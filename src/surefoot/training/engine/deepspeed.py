@@ -3,8 +3,9 @@
 DeepSpeed only communicates gradients and weights; surefoot defines the step. DeepSpeed's mean over ranks is undone
 (losses are already divided by the weight over all ranks), gradients accumulate until `reduce`, and it neither clips nor
 scales. Its optimizer is wrapped in a gate that only `apply` opens: after a step that the guard rejects, DeepSpeed's own
-step runs with the gate closed, which clears its buffers and updates nothing. Its checkpoints are pickles and are not
-used; moments are saved and loaded by name.
+step runs with the gate closed, which clears its buffers and updates nothing; in stages 1 and 2 it also takes the
+gradients for overflown, because it would write its fp32 weights into the model. Its checkpoints are pickles and are
+not used; moments are saved and loaded by name.
 
 The optimizer sees flat pieces instead of matrices, so only elementwise optimizers can be used.
 
@@ -138,7 +139,8 @@ class DeepSpeedEngine(Engine):
             return  # DeepSpeed's step requires a backward pass before it
         if not self._reduced:
             self.reduce()
-        self._zero.step()  # the gate is closed: clears buffers, updates nothing
+        with nullcontext() if self._stage == 3 else _overflown(self._zero):
+            self._zero.step()  # the gate is closed: clears buffers, updates nothing
         self._forget()
 
     def gradients(self) -> Mapping[str, torch.Tensor]:
@@ -205,10 +207,15 @@ class DeepSpeedEngine(Engine):
         return found
 
     def _forget(self) -> None:
-        """Reset after a step. Stage 3's gradient buffer would keep old gradients of parameters unused in the next
-        step."""
+        """Reset after a step. Buffers of gradients (in host memory, and that of stage 3) would keep old gradients of
+        parameters that the next step, or its first micro-batch, does not use."""
         if self._stage == 3:
             self._zero.grad_partitions_flat_buffer.zero_()
+        if self._offload:
+            added = {} if self._stage == 3 else self._zero.accumulated_grads_in_cpu
+            for kept in (*(flat.grad for flat in self._flats()), *added.values()):
+                if kept is not None:
+                    kept.zero_()
         self._pending = self._reduced = False
 
     def _flats(self) -> list[torch.Tensor]:
@@ -263,6 +270,24 @@ class Gate(torch.optim.Optimizer):
             ]
             part.step()
             part.param_groups = groups
+
+
+@contextmanager
+def _overflown(zero: Any) -> Iterator[None]:
+    """Context in which DeepSpeed's step in stage 1 or 2 takes the gradients for overflown and only clears its buffers.
+    A step without an update would overwrite the model with DeepSpeed's fp32 weights, also while a comparison of two
+    passes has other weights in it."""
+
+    def overflow(partition_gradients: bool) -> None:
+        zero.overflow = True
+
+    before, zero.check_grad_overflow = zero.check_grad_overflow, True
+    zero.check_overflow = overflow
+    try:
+        yield
+    finally:
+        zero.check_grad_overflow = before
+        del zero.check_overflow
 
 
 def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
