@@ -11,7 +11,7 @@ from surefoot.kernels import packed_attention as documents
 from surefoot.kernels import pointwise
 from surefoot.planning.measurements import MEMORY_TAKEN, PADDED, AttentionTrial, PointwiseSizes
 from surefoot.planning.probes import child
-from surefoot.planning.probes.child import run_in_child, run_request
+from surefoot.planning.probes.child import one_child, run_in_child, run_request
 from surefoot.planning.probes.documents import DocumentsRequest
 from surefoot.planning.probes.kept import Kept
 from surefoot.planning.probes.pointwise import PointwiseRequest
@@ -26,10 +26,9 @@ OF_ATTENTION = AttentionRequest(("math",), 2, 1, 8, 32, "fp32", "cuda")
 _PATCH = """
 import os
 from surefoot.kernels import packed_attention as documents
-from surefoot.planning.probes.child import answer
-from surefoot.runs.kernel_probes import DOCUMENTS
+from surefoot.planning.probes import child
 documents.FORMS["matmul"] = lambda *given: {trouble}
-answer(DOCUMENTS)
+child.main()
 """
 
 
@@ -37,19 +36,20 @@ def named(trials):
     return [(getattr(one, "form", "") or one.part, one.failure, dict(one.errors)) for one in trials]
 
 
-@pytest.mark.parametrize("child", representatives(["forked", "typed"], "forked"))
-@pytest.mark.parametrize(("given", "probe"), [(OF_DOCUMENTS, DOCUMENTS), (OF_POINTWISE, POINTWISE)])
-def test_a_child_finds_what_this_process_finds(given, probe, child, forked_python):
-    program = (forked_python, "-m", *probe.program) if child == "forked" else ()
-    there = run_in_child(given, probe, program=program)
-    assert named(there) == named(run_request(given, probe))
-    assert not any(one.failure for one in there)
+@pytest.mark.parametrize("started", representatives(["forked", "typed"], "forked"))
+def test_a_child_finds_what_this_process_finds(started, forked_python):
+    program = (forked_python, "-m", child.__name__) if started == "forked" else ()
+    with one_child(program):
+        for given, probe in ((OF_DOCUMENTS, DOCUMENTS), (OF_POINTWISE, POINTWISE)):
+            there = run_in_child(given, probe)
+            assert named(there) == named(run_request(given, probe))
+            assert not any(one.failure for one in there)
 
 
 @pytest.mark.parametrize(("trouble", "told"), [("os.abort()", ("SIGABRT",)), ("1 / 0", (1, "ZeroDivisionError"))])
 def test_a_kernel_that_crashes_its_process_has_failed_and_the_rest_is_tried(trouble, told, forked_python):
-    program = [forked_python, "-c", _PATCH.replace("{trouble}", trouble)]
-    found = {one.form: one.failure for one in run_in_child(OF_DOCUMENTS, DOCUMENTS, program=program)}
+    with one_child([forked_python, "-c", _PATCH.replace("{trouble}", trouble)]):
+        found = {one.form: one.failure for one in run_in_child(OF_DOCUMENTS, DOCUMENTS)}
     assert all(gives(found["matmul"], value) for value in told)
     assert found == {"matmul": found["matmul"], "sdpa": "", PADDED: ""}
 
@@ -62,14 +62,14 @@ def test_on_a_gpu_every_probe_of_kernels_has_a_process_of_its_own(tmp_path, monk
     kept = Kept(tmp_path, {})
     measured_attention(AttentionRequest(("math",), 2, 1, 8, 32, "fp32", device), kept)
     measured_documents(replace(OF_SDPA, device=device), kept)
-    measured_pointwise(OF_POINTWISE.sizes, "fp32", device, kept)
+    measured_pointwise(OF_POINTWISE.parts, OF_POINTWISE.sizes, "fp32", device, kept)
     assert asked == [(way, child.ATTENTION), (way, DOCUMENTS), (way, POINTWISE)]
 
 
 def asked_of(what, kept):
     if what == "documents":
         return measured_documents(OF_SDPA, kept)[0]
-    return measured_pointwise(OF_POINTWISE.sizes, "fp32", "cpu", kept)[0]
+    return measured_pointwise(OF_POINTWISE.parts, OF_POINTWISE.sizes, "fp32", "cpu", kept)[0]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ _SMALL_SHAPES = {"small": ((4, 2, 16), 64, 1, (64, 128), (16, 40))}
 
 
 def probes(asked: argparse.Namespace, save: Save) -> None:
-    """As doctor and a plan take them: forms of attention in processes of their own, which a kernel may crash."""
+    """As doctor and a plan take them: forms of attention in a process of their own, which a kernel may crash."""
     import torch
 
     from surefoot.planning.attention import ORDER

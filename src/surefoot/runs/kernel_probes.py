@@ -1,13 +1,10 @@
 """The probes of surefoot's kernels and of packages', which run in a child process (`surefoot.planning.probes.child`).
 
-    run_in_child(DocumentsRequest(…), DOCUMENTS)
-
-`python -m surefoot.runs.kernel_probes` is the child.
+run_in_child(DocumentsRequest(…), DOCUMENTS)
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,7 +13,7 @@ import torch
 from surefoot.kernels.packed_attention import FORMS, Attend, documents_of
 from surefoot.planning.measurements import AttentionTrial, PointwiseTrial
 from surefoot.planning.probes.attention import Form
-from surefoot.planning.probes.child import Begin, Probe, answer
+from surefoot.planning.probes.child import Begin, Probe
 from surefoot.planning.probes.documents import DocumentsRequest, OfDocuments, document_trials
 from surefoot.planning.probes.pointwise import Function, PointwiseRequest, Ways, pointwise_trials
 
@@ -74,7 +71,7 @@ DOCUMENTS = Probe(
     AttentionTrial,
     _documents,
     lambda form, why: AttentionTrial(form, 0.0, why),
-    (_MODULE, "documents"),
+    (_MODULE, "DOCUMENTS"),
 )
 POINTWISE = Probe(
     PointwiseRequest,
@@ -82,9 +79,5 @@ POINTWISE = Probe(
     PointwiseTrial,
     _pointwise,
     lambda part, why: PointwiseTrial(part, 0.0, 0.0, why),
-    (_MODULE, "pointwise"),
+    (_MODULE, "POINTWISE"),
 )
-
-
-if __name__ == "__main__":
-    answer({"documents": DOCUMENTS, "pointwise": POINTWISE}[sys.argv[1]])

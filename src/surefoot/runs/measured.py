@@ -59,13 +59,29 @@ def measure_open_choices(
     narrow = hardware.kind == "cpu" and model.hidden < NARROW
     if narrow and config.precision.compute in ("auto", "fp32"):
         return None
+    from surefoot.planning.probes.child import one_child
+
+    kept = open_kept()
+    if narrow:
+        return Measurements(products=_products(config, linear_shapes(model), hardware, kept))
+    with one_child():
+        return _measure(config, model, hardware, environment, lengths, batch, kept)
+
+
+def _measure(
+    config: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    environment: Mapping[str, str],
+    lengths: LengthFacts | None,
+    batch: Callable[[], BatchPlan],
+    kept: Kept,
+) -> Measurements:
     import torch
 
-    device, kept = torch.device(hardware.kind), open_kept()
+    device = torch.device(hardware.kind)
     shapes = linear_shapes(model)
     products = _products(config, shapes, hardware, kept)
-    if narrow:
-        return Measurements(products=products)
     tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
     threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
     so_far = Measurements(products=products, threads=threads, tf32=tf32)
@@ -178,12 +194,17 @@ def measured_products(
 ) -> dict[DType, float]:
     """See `planning.probes.matmul.product_rates`."""
     from surefoot.planning.probes import matmul
+    from surefoot.planning.probes.child import start_child
 
     largest = largest_of(shapes)
     question = {"shape": largest, "device": device.type, "dtypes": list(dtypes)}
-    return kept.get(
-        "products", question, dict[DType, float], lambda: matmul.product_rates([largest], device, dtypes=dtypes)
-    )
+
+    def measure() -> dict[DType, float]:
+        if device.type == "cuda":
+            start_child()  # what comes next was probably not measured before either
+        return matmul.product_rates([largest], device, dtypes=dtypes)
+
+    return kept.get("products", question, dict[DType, float], measure)
 
 
 def measured_tf32(shapes: Iterable[Shape], device: torch.device, kept: Kept) -> float | None:

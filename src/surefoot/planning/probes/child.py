@@ -1,18 +1,28 @@
 """Run trials in a child process: on a GPU a kernel may crash its process, or never return.
 
+    with one_child():
+        run_in_child(request)                      # starts the child
+        run_in_child(DocumentsRequest(…), DOCUMENTS)    # the same one
+
 The child prints which part (a form of attention, a kind of operators) it is about to run. If it dies, that part has
-failed, and another child runs the rest.
+failed, and another child runs the rest. Probes share a child because most of its time goes into importing torch and
+starting the GPU.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any
 
 import torch
 from pydantic import TypeAdapter
@@ -21,7 +31,8 @@ from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.probes import attention
 from surefoot.planning.probes.sizes import AttentionRequest
 
-_PATIENCE = 120.0  # seconds for one child; usually ten, mostly for importing torch and starting the GPU
+_MODULE = "surefoot.planning.probes.child"
+_PATIENCE = 120.0  # seconds for one request; usually ten, mostly for importing torch and starting the GPU
 Begin = Callable[[str], object]
 
 
@@ -34,7 +45,7 @@ class Probe:
     trial: dataclass of a result.
     run: returns the trials of a request, one per part; calls its second argument with each part before it runs.
     failed: makes the trial of a failed part from its name and the reason.
-    program: module that `python -m` runs, with arguments; it calls `answer`.
+    place: module and name of this probe, by which the child finds it.
     """
 
     request: type[Any]
@@ -42,7 +53,7 @@ class Probe:
     trial: type[Any]
     run: Callable[[Any, Begin], tuple[Any, ...]]
     failed: Callable[[str, str], Any]
-    program: tuple[str, ...]
+    place: tuple[str, str]
 
 
 def _attention(request: AttentionRequest, begin: Begin) -> tuple[AttentionTrial, ...]:
@@ -55,7 +66,7 @@ ATTENTION = Probe(
     AttentionTrial,
     _attention,
     lambda form, why: AttentionTrial(form, 0.0, why),
-    ("surefoot.planning.probes.child",),
+    (_MODULE, "ATTENTION"),
 )
 
 
@@ -64,17 +75,41 @@ def run_request(request: Any, probe: Probe = ATTENTION) -> tuple[Any, ...]:
     return probe.run(request, lambda name: None)
 
 
-def run_in_child(
-    request: Any, probe: Probe = ATTENTION, *, program: Sequence[str] = (), patience: float = _PATIENCE
-) -> tuple[Any, ...]:
-    """Run the probe in child processes. A part that crashes its child, or does not end, has failed. program: command of
-    the child, if not the probe's."""
-    program = program or (sys.executable, "-m", *probe.program)
+@contextmanager
+def one_child(program: Sequence[str] = ()) -> Iterator[None]:
+    """Context in which all probes share a child. It is started by the first one, or by `start_child`, and again only if
+    a part has crashed it. program: command of the child, if it is not this module."""
+    # A file, because a pipe could fill up.
+    with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as errors:
+        children = _Children(program, errors)
+        token = _shared.set(children)
+        try:
+            yield
+        finally:
+            _shared.reset(token)
+            children.end()
+
+
+def start_child() -> None:
+    """Start the shared child, which imports torch while this process does something else. Without effect outside of
+    `one_child`."""
+    if children := _shared.get():
+        children.running()
+
+
+def run_in_child(request: Any, probe: Probe = ATTENTION, *, patience: float = _PATIENCE) -> tuple[Any, ...]:
+    """Run the probe in a child process. A part that crashes its child, or does not end, has failed.
+
+    patience: seconds until a child is ended."""
+    children = _shared.get()
+    if children is None:
+        with one_child():
+            return run_in_child(request, probe, patience=patience)
     found: dict[str, Any] = {}
     parts: tuple[str, ...] = getattr(request, probe.parts)
     left = parts
     while left:
-        trials, begun, why = _one_child(replace(request, **{probe.parts: left}), probe, program, patience)
+        trials, begun, why = children.ask(replace(request, **{probe.parts: left}), probe, patience)
         if trials is not None:
             found |= dict(zip(left, trials, strict=True))
             break
@@ -85,51 +120,87 @@ def run_in_child(
     return tuple(found[part] for part in parts)
 
 
-def _one_child(
-    request: Any, probe: Probe, program: Sequence[str], patience: float
-) -> tuple[tuple[Any, ...] | None, str | None, str]:
-    """Return (trials, None, "") or (None, the part that ran last, why the process ended)."""
-    requested = TypeAdapter(probe.request).dump_json(request).decode()
-    try:
-        done = subprocess.run(program, input=requested, capture_output=True, text=True, timeout=patience)
-        output, why = done.stdout, _ending(done.returncode)
-        if done.returncode > 0 and done.stderr.strip():  # Python's error message
-            why += f" ({done.stderr.strip().splitlines()[-1]})"
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        why = f"did not end within {patience:g} seconds"
-    begun = None
-    for line in output.splitlines():
-        word, _, rest = line.partition(" ")
-        if word == "begin":
-            begun = rest
-        elif word == "trials":
-            return _trials(probe).validate_json(rest), None, ""
-    return None, begun, why
+class _Children:
+    """A child process, and the next one once it has died. errors: what it writes to stderr."""
+
+    def __init__(self, program: Sequence[str], errors: IO[str]):
+        self._program = program or (sys.executable, "-m", _MODULE)
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = errors
+
+    def running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._errors.seek(0)
+            self._errors.truncate()
+            self._process = subprocess.Popen(self._program, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        return self._process
+
+    def ask(self, request: Any, probe: Probe, patience: float) -> tuple[tuple[Any, ...] | None, str | None, str]:
+        """Return (trials, None, "") or (None, the part that ran last, why the process ended)."""
+        process = self.running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(patience, end)
+        timer.start()
+        begun = None
+        try:
+            with suppress(BrokenPipeError):  # it has died already; its output says why
+                print(json.dumps({"probe": probe.place, "request": asdict(request)}), file=process.stdin, flush=True)
+            for line in process.stdout:
+                word, _, rest = line.partition(" ")
+                if word == "begin":
+                    begun = rest.rstrip("\n")
+                elif word == "trials":
+                    return _trials(probe).validate_json(rest), None, ""
+        finally:
+            timer.cancel()
+        why = self._ending(process.wait())
+        self.end()
+        return None, begun, f"did not end within {patience:g} seconds" if late.is_set() else why
+
+    def _ending(self, code: int) -> str:
+        if code < 0:
+            return f"ended its process with {signal.Signals(-code).name}"
+        self._errors.seek(0)
+        said = self._errors.read().strip().splitlines()  # Python's error message is the last one
+        return f"ended its process with exit code {code}{f' ({said[-1]})' if code and said else ''}"
+
+    def end(self) -> None:
+        """End the child, if it runs; nothing in it is worth waiting for."""
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes the pipes and waits, so that its GPU memory is free
+                self._process = None
+
+
+_shared: ContextVar[_Children | None] = ContextVar("shared", default=None)
 
 
 def _trials(probe: Probe) -> TypeAdapter[tuple[Any, ...]]:
     return TypeAdapter(tuple[probe.trial, ...])  # pyright: ignore[reportInvalidTypeForm]
 
 
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"ended its process with {signal.Signals(-code).name}"
-    return f"ended its process with exit code {code}"
-
-
-def answer(probe: Probe) -> None:
-    """Entry point of the child: reads a request from stdin and prints lines to stdout."""
-    request = TypeAdapter(probe.request).validate_json(sys.stdin.read())
-    try:
-        trials = probe.run(request, lambda name: print("begin", name, flush=True))
-    except torch.AcceleratorError as error:  # only the first of its many lines says what is wrong
-        sys.exit(str(error).splitlines()[0])
-    print("trials", json.dumps(_trials(probe).dump_python(trials, mode="json")), flush=True)
-
-
 def main() -> None:
-    answer(ATTENTION)
+    """The child: reads a request from each line of stdin and prints lines to stdout."""
+    for line in sys.stdin:
+        asked = json.loads(line)
+        module, name = asked["probe"]
+        probe: Probe = getattr(importlib.import_module(module), name)
+        request = TypeAdapter(probe.request).validate_python(asked["request"])
+        try:
+            trials = probe.run(request, lambda name: print("begin", name, flush=True))
+        except torch.AcceleratorError as error:  # only the first of its many lines says what is wrong
+            sys.exit(str(error).splitlines()[0])
+        print("trials", json.dumps(_trials(probe).dump_python(trials, mode="json")), flush=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the next probe looks for free memory
 
 
 if __name__ == "__main__":
