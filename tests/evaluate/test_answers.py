@@ -111,6 +111,25 @@ def test_a_run_has_the_numbers_that_it_logged(run):
     assert other["adapter"]["reward"] == side["reward"]  # of greedy answers
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_reward_that_a_python_caller_passed_is_not_forgotten(world, passed):
+    """It may read any field of the data; it is in no config, so later commands do not have it."""
+    config = config_of(world, f"passed-{passed}", rewards=[{"name": "length", "longest": 8}], control="random") | {
+        "duration": "1 steps"
+    }
+    config["data"] |= {"eval": 2}
+    surefoot.train(config, stream=io.StringIO(), **({"reward": short} if passed else {}))
+    run = Path(config["output"])
+    audit = json.loads((run / "data.json").read_text())["train"]
+    told = call(run, "--only", "adapter", "--answers", 1, "--max-samples", 1).stderr.count("caution: ")
+    html = (run / "report.html").read_text()
+    assert (audit["unused_fields"], told, "reward=…" in html) == (([], 1, True) if passed else (["answer"], 0, False))
+
+
+def short(prompts, responses, answer):
+    return [len(text) / 64 for text in responses]
+
+
 def test_an_environment_is_asked_as_in_the_run(world, tmp_path):
     environment = {"name": f"{world / 'own.py'}:Asks", "turns": 3}
     config = config_of(world, "talks", rewards=[], environment=environment, max_new_tokens=64)
@@ -240,6 +259,28 @@ def test_a_single_answer_makes_no_pair(world, grpo_yaml, tmp_path):
     assert prints_fault(call(*words, "--answers", 1).stderr, "SF-USE-FLAG", "--pairs")
     assert not (tmp_path / "out").exists()
     assert found(*words, "--answers", 2)["pairs"] in (0, 1)  # the twin
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_records_that_a_function_reads_are_refused_before_a_model_is_opened(
+    world, grpo_yaml, tmp_path, monkeypatch, held_out
+):
+    def opens(*given: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("surefoot.methods.open_model.open_for_use", opens)
+    config = json.loads(grpo_yaml.read_text()) | {"functions": {"record": f"{world / 'own.py'}:prompt"}}
+    source = {"path": str(world / "prompts.jsonl"), "format": "custom"}
+    config["data"]["eval" if held_out else "train"] = [*([] if held_out else [config["data"]["train"]]), source]
+    path = tmp_path / "custom.yaml"
+    path.write_text(json.dumps(config))
+    words = [world / "base", "--config", path, "--out", tmp_path / "out"]
+    for flag in ("--best", "--pairs"):
+        assert prints_fault(call(*words, flag).stderr, "SF-USE-FLAG", flag)
+    with pytest.raises(Killed):  # twins: all answers alone, and other records
+        call(*words)
+    with pytest.raises(Killed):
+        call(*words[:1], world / "prompts.jsonl", *words[1:], "--best")
 
 
 def test_the_same_request_writes_the_same_bytes_and_nothing_else_is_replaced(world, grpo_yaml, tmp_path):

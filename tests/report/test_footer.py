@@ -84,6 +84,15 @@ def test_a_run_on_texts_is_not_chatted_with():
     ]
 
 
+def test_a_run_on_pictures_is_asked_about_one():
+    asked, without = (
+        [shlex.split(command) for _, command in footer.next_commands(Path("runs/a"), "What?", picture=shown)][1]
+        for shown in ("a cat.png", "")  # the twin: none was seen
+    )
+    assert asked == ["surefoot", "generate", "runs/a", "--image", "a cat.png", "--prompt", "What?"]
+    assert without == [*asked[:3], *asked[5:]]
+
+
 def test_a_reward_model_is_measured_on_the_pairs_that_were_held_out():
     (measure, _) = footer.next_commands(Path("runs/a b"), scores=True, held_out=True)
     assert shlex.split(measure[1]) == ["surefoot", "evaluate", "reward", "runs/a b"]

@@ -80,7 +80,7 @@ def check_commands(tmp_path, to_try, told):
 
 @pytest.mark.parametrize("texts", [False, True])
 def test_a_finished_run_suggests_what_the_terminal_did(tmp_path, texts):
-    to_try = {"prompt": "Where is the owl?", "texts": texts}
+    to_try = {"prompt": "Where is the owl?", "texts": texts, "picture": "" if texts else "owl.png"}
     check_commands(tmp_path, to_try, to_try)
 
 
@@ -172,7 +172,17 @@ def test_a_crash_is_run_again_and_gone_on_from(tmp_path):
 
 
 def test_a_loss_of_a_python_callers_own_stays_in_python(tmp_path):
-    record = replace(boom(tmp_path, "failure-9"), verified={"objective": "mine"})
+    record = replace(boom(tmp_path, "failure-9"), verified={"objective": "mine", "in_python": ["objective"]})
     (_, again), _ = views.commands(record, "diverged")
     overrides = ["optim.lr=2e-05", f"output={record.run}-lower"]
     assert again == f"surefoot.train('{record.run}/config.yaml', {overrides}, objective=…)  # in Python"
+    told = views.commands(replace(record, verified={"objective": "mine"}), "diverged")  # twin: the config names it
+    assert [command.split()[1] for _, command in told] == ["replay", "train", "verify"]
+
+
+def test_a_finished_run_with_a_reward_of_a_python_caller_is_trained_again_in_python(tmp_path):
+    record = replace(boom(tmp_path), verified={"in_python": ["reward"]})
+    (_, again) = views.commands(record, "finished")[-1]
+    assert again == f"surefoot.train('{record.run}/config.yaml', ['output={record.run}-again'], reward=…)  # in Python"
+    (_, goes_on), _ = views.commands(record, "stopped")
+    assert goes_on == f"surefoot.train('{record.run}/config.yaml', resume=True, reward=…)  # in Python"

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
@@ -19,6 +21,7 @@ from helpers.faults import raises_fault
 from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from helpers.tiers import representatives
+from surefoot.commands.main import main
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.batch_file import batches_from_file, batches_to_file
 from surefoot.data.batching.loader import Layout, example_batches, pair_batches
@@ -27,6 +30,7 @@ from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.load import load_model, load_tokenizer
 from surefoot.models.wrapped import wrapper_parameters
+from surefoot.report.footer import next_commands
 from surefoot.training.evaluation import answer_examples
 
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
@@ -210,6 +214,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, adapter):
     half = trained_and_resumed(with_adapter(config(tmp_path, "whole"), adapter), tmp_path)
     audit = json.loads((tmp_path / "whole" / "data.json").read_text())
     assert audit["train"]["pictures"]["count"] == 3
+    assert Path(audit["to_try"]["picture"]).stem in COLOURS
+    asked = next(words for _, words in next_commands(tmp_path / "whole", **audit["to_try"]) if "--prompt" in words)
+    shown = CliRunner().invoke(main, [*shlex.split(asked)[1:], "--max-new-tokens", "2"])
+    assert shown.exit_code == 0, shown.output
     assert (tmp_path / "whole" / "preprocessor_config.json").read_bytes() == (
         tmp_path / "base" / "preprocessor_config.json"
     ).read_bytes()

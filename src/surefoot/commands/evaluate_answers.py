@@ -75,6 +75,7 @@ def answers(
     """
     from surefoot.methods.requests import sources_of
     from surefoot.system import durable
+    from surefoot.system.folders import run_of
 
     flag = "--best" if best else "--pairs" if pairs else ""
     if flag and out is None:
@@ -124,12 +125,16 @@ def answers(
     )
     from surefoot.evaluate.loss import as_evaluated
     from surefoot.methods.open_model import open_for_use
+    from surefoot.report.record import brought_in_python
     from surefoot.report.tables.evaluation import answers_lines, answers_table
 
     if flag:
         require_records(config, flag)
     opened = as_evaluated(open_for_use(model, adapter))
     introduce(opened, f"scored by {_scorers(config)}")
+    if file is None and (run := run_of(opened.trained)) and "reward" in brought_in_python(run):
+        what = "the run also had the scores of a function that was passed from Python, which is in no config"
+        echo(f"caution: {what}: these numbers are without it, and not the run's own", err=True)
     asked = AnswersRequest(config, data is None, count, seed, max_samples)
     with screen(err=True).passing() as show:
         measured = measure_answers(
@@ -144,8 +149,6 @@ def answers(
         written = {
             _ANSWERS: _lines({"side": side, **one} for side, own in measured.results.items() for one in own.kept)
         }
-        if flag:
-            require_records(config, flag, measured.audit)
         if best:
             written[_BEST] = _lines(best_records(measured, config.grpo.eval_passes))
             found["best"] = written[_BEST].count(b"\n")

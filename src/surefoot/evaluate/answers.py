@@ -37,6 +37,7 @@ from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward_source import checked_source
 from surefoot.methods.rewards.terms import open_rewards
 from surefoot.methods.rollouts import DRAWN_AT_ONCE
+from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.methods.waiting import Waits
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.report.intervals import mean_interval
@@ -187,14 +188,14 @@ def _side_to_json(found: Evaluated, least: float) -> dict[str, Any]:
     }
 
 
-def require_records(config: RunConfig, flag: str, audit: Audit | None = None) -> None:
+def require_records(config: RunConfig, flag: str) -> None:
     """Raise InputError, naming `flag`, if answers cannot be written as records of other stages: with an environment,
-    or if a user's function reads the records, as the audit shows."""
+    or if a user's function reads the records."""
     if config.grpo.environment is not None:
         what = "writes answers of one turn, and grpo.environment gives them several"
         fix = "leave it out: --out has all answers with their turns in answers.jsonl, to make records of"
         raise InputError(Fault(flag, what, fix, code="SF-USE-FLAG"))
-    if audit is not None and audit.source.layout == CUSTOM:
+    if any(one.format == CUSTOM for one in evaluated_specs(config) or trained_specs(config)):
         what = "needs records that surefoot reads itself, and a function reads these"
         raise InputError(Fault(flag, what, "leave it out", code="SF-USE-FLAG"))
 

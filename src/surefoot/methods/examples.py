@@ -81,11 +81,19 @@ def _without_read(config: RunConfig, data: PreparedData) -> PreparedData:
     """Remove the fields that rewards read from the audits' unused ones. A function, a server or an environment may read
     any field."""
     read = [fields_read(term) for term in config.grpo.rewards]
-    known = {name for fields in read for name in fields or ()}
-    reads_all = not read or None in read or config.grpo.environment is not None
+    if not read or None in read or config.grpo.environment is not None:
+        return all_fields_read(data)
+    return _read(data, {name for fields in read for name in fields or ()}.__contains__)
 
+
+def all_fields_read(data: PreparedData) -> PreparedData:
+    """Remove the unused fields from the audits: a reward that a Python caller passes may read any."""
+    return _read(data, lambda name: True)
+
+
+def _read(data: PreparedData, reads: Callable[[str], bool]) -> PreparedData:
     def seen(audit: Audit) -> Audit:
-        unused = () if reads_all else tuple(name for name in audit.source.unused if name not in known)
+        unused = tuple(name for name in audit.source.unused if not reads(name))
         return replace(audit, source=replace(audit.source, unused=unused))
 
     return replace(

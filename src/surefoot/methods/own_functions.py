@@ -35,6 +35,14 @@ _ENTRY_POINT = "entry_point"  # prefix of an entry point's name
 _GROUP = "surefoot.functions"
 
 
+def passed_name(function: Callable[..., Any]) -> str:
+    """The name of a function, or of a callable object's class, that a Python caller passes; its code cannot be
+    compared."""
+    kind = type(function)
+    name = getattr(function, "__qualname__", kind.__qualname__)
+    return f"{getattr(function, '__module__', kind.__module__)}.{name}"
+
+
 def name_of(text: str) -> str:
     """Return the function's name without its file or module."""
     return text.rpartition(":")[2]

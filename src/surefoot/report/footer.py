@@ -31,7 +31,8 @@ STEPS, OTHER = "in steps", "other"  # parts of a run's time
 _SHARE = 0.01  # of the total time; smaller parts are added to `other`
 _LEAST = 0.05  # seconds; less is not shown
 EXAMPLE_PROMPT = "Give three tips for staying healthy."  # if the training data have no short question
-TO_TRY = "to_try"  # key of data.json with `prompt`, `texts` and `held_out` of `finished`, for the report
+ABOUT_PICTURE = "What does the picture show?"
+TO_TRY = "to_try"  # key of data.json with `prompt`, `texts`, `held_out` and `picture` of `finished`, for the report
 
 
 def finished(
@@ -50,6 +51,7 @@ def finished(
     texts: bool = False,
     scores: bool = False,
     held_out: bool = False,
+    picture: str = "",
 ) -> list[str]:
     """Return the last lines of a finished run.
 
@@ -61,6 +63,7 @@ def finished(
     texts: whether it learned plain texts without turns.
     scores: whether it trained a reward model.
     held_out: whether there are pairs that it did not train on.
+    picture: file to show with the prompt; "" if it learned without pictures.
     """
     return [
         *_ending(step, total_steps, early, here, whole),
@@ -74,7 +77,7 @@ def finished(
         *files_left(run),
         "",
         "next:",
-        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores, held_out)),
+        *(f"  {command}" for _, command in next_commands(run, prompt, texts, scores, held_out, picture)),
     ]
 
 
@@ -92,11 +95,13 @@ def next_commands(
     texts: bool = False,
     scores: bool = False,
     held_out: bool = False,
+    picture: str = "",
 ) -> list[tuple[str, str]]:
     """Return (purpose, command) pairs.
 
     texts: the model continues the plain prompt, and chat makes no sense.
     scores: a reward model, which generates nothing; it is measured on the run's held-out pairs, if any.
+    picture: as in `finished`.
     """
     folder, words = shlex.quote(str(run)), shlex.quote(prompt)
     verify = ("check every file", f"surefoot verify {folder}")
@@ -105,9 +110,10 @@ def next_commands(
         return [*measure, verify]
     if texts:
         return [("continue a text", f"surefoot generate {folder} --raw --prompt {words}"), verify]
+    shown = f" --image {shlex.quote(picture)}" if picture else ""
     return [
         ("talk to it", f"surefoot chat {folder}"),
-        ("ask one question", f"surefoot generate {folder} --prompt {words}"),
+        ("ask one question", f"surefoot generate {folder}{shown} --prompt {words}"),
         verify,
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from surefoot.report.trainer_log import Row
 from surefoot.system.errors import InputError, IntegrityError
 
 MEMORY_BEFORE = "memory_before"  # key of a rank in environment.json: bytes before the models were loaded; CPU only
+IN_PYTHON = "in_python"  # key of `verified` in plan.json: arguments of surefoot.train that no config names
 _MOST_PICTURE = 4_000_000  # bytes
 _HEAD, _TAIL = 1 << 20, 2 << 20  # bytes read from both ends of answers.jsonl, which can have gigabytes
 _MOST_TEXT = 200_000  # characters of config.yaml shown
@@ -83,6 +84,12 @@ def read_run(run: Path) -> RunRecord:
         profile_picture=_bytes(run / profile.FOLDER / profile.PICTURE, cautions),
         cautions=tuple(cautions),
     )
+
+
+def brought_in_python(run: Path) -> Sequence[str]:
+    """Return the arguments with which a Python caller brought functions that are in no config; none if plan.json cannot
+    be read."""
+    return (_json(run / "plan.json", []).get("verified") or {}).get(IN_PYTHON, ())
 
 
 def results_of(run: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import base64
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot.config.schema import OptimConfig
@@ -18,7 +19,7 @@ from surefoot.report.expert_load import COLUMNS, load_rows
 from surefoot.report.journal import Record
 from surefoot.report.pictures.plots import evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
-from surefoot.report.record import MEMORY_BEFORE, RunRecord
+from surefoot.report.record import IN_PYTHON, MEMORY_BEFORE, RunRecord
 from surefoot.report.results import STEP_RATE
 from surefoot.report.status import Status, duration, progress
 from surefoot.report.tables.plan import COVERAGE, choice_rows, coverage_rows, memory_rows
@@ -288,11 +289,11 @@ def environment(record: RunRecord) -> Table:
 
 def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """(purpose, command) pairs; each works when pasted in the folder where the run was started."""
-    run, config = record.run, shlex.quote(str(record.run / "config.yaml"))
+    run = record.run
     if status == "finished" and record.plan is not None and record.plan.reward is not None:
         return footer.next_commands(run, scores=True, **_to_try(record))
     if status == "finished":
-        again = f"surefoot train {config} output={shlex.quote(f'{run}-again')}"
+        again = _train(run / "config.yaml", record.verified.get(IN_PYTHON, ()), f"output={run}-again")
         return [*footer.next_commands(run, **_to_try(record)), ("train it again", again)]
     if status == "running":
         return [("watch it", f"surefoot board {shlex.quote(str(run.parent))}")]
@@ -303,17 +304,18 @@ def commands(record: RunRecord, status: Status) -> list[tuple[str, str]]:
 def _after_failure(record: RunRecord, status: Status) -> list[tuple[str, str]]:
     """Commands after a failure. A run that diverged would diverge again from its last checkpoint, so the commands
     replay the step and start a new run with a lower rate; non-finite optimizer moments with finite gradients say
-    nothing about the rate. A run with a custom loss continues in Python and cannot be replayed."""
-    own = "objective" in record.verified
+    nothing about the rate. A run with functions of a Python caller continues in Python and cannot be replayed."""
+    own = record.verified.get(IN_PYTHON, ())
     found: list[tuple[str, str]] = []
     failure = newest_failure(record.run, _ended_at(record, status)) if status in ("diverged", "failed") else None
     if failure is not None and not own:
         replay = f"surefoot replay {shlex.quote(str(failure))}"
         found.append(("repeat the failed step to find the cause", replay))
     if status != "diverged" or (record.rows and record.rows[-1].get("non_finite") == "moment"):
-        found.append(("continue", _continue(record, own)))
+        found.append(("continue", _train(record.run / "config.yaml", own, resume=True)))
     elif (rate := _lower_rate(record)) is not None:
-        found.append(("train again with a lower learning rate", _anew(record, own, rate)))
+        lower = (f"optim.lr={rate:.3g}", f"output={record.run}-lower")
+        found.append(("train again with a lower learning rate", _train(record.run / "config.yaml", own, *lower)))
     return found
 
 
@@ -333,18 +335,15 @@ def _lower_rate(record: RunRecord) -> float | None:
     return min(rate / _LOWER, usual) if rate and rate > 0 else None
 
 
-def _anew(record: RunRecord, own: bool, rate: float) -> str:
-    config, lower, output = str(record.run / "config.yaml"), f"optim.lr={rate:.3g}", f"output={record.run}-lower"
-    if own:
-        return f"surefoot.train({config!r}, [{lower!r}, {output!r}], objective=…)  # in Python"
-    return shlex.join(["surefoot", "train", config, lower, output])
+def _train(config: Path, own: Sequence[str], *overrides: str, resume: bool = False) -> str:
+    """The command that trains, as typed; in Python if the run had functions from there, which the command lacks.
 
-
-def _continue(record: RunRecord, own: bool) -> str:
-    config = record.run / "config.yaml"
-    if own:  # the command line does not have the custom loss and refuses
-        return f"surefoot.train({str(config)!r}, resume=True, objective=…)  # in Python"
-    return f"surefoot train {shlex.quote(str(config))} --resume"
+    own: the arguments with which a Python caller brought them.
+    """
+    if not own:
+        return shlex.join(["surefoot", "train", str(config), *overrides, *(["--resume"] if resume else [])])
+    given = [repr(str(config)), *([str(list(overrides))] if overrides else []), *(["resume=True"] if resume else [])]
+    return f"surefoot.train({', '.join([*given, *(f'{name}=…' for name in own)])})  # in Python"
 
 
 def _to_try(record: RunRecord) -> dict[str, Any]:
@@ -352,7 +351,8 @@ def _to_try(record: RunRecord) -> dict[str, Any]:
     found = record.data.get(footer.TO_TRY)
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
         return {}
-    return {"prompt": found["prompt"], **{name: found.get(name) is True for name in ("texts", "held_out")}}
+    flags = {name: found.get(name) is True for name in ("texts", "held_out")}
+    return {"prompt": found["prompt"], "picture": str(found.get("picture") or ""), **flags}
 
 
 def _newest(rows: Sequence[Row], key: str) -> Row | None:

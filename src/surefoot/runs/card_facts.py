@@ -127,6 +127,11 @@ def example_question(data: PreparedData) -> str:
     return data.audit.source.example_prompt or EXAMPLE_PROMPT
 
 
+def example_picture(data: PreparedData) -> str:
+    """The path of the first picture of the run's data, for local use; "" if there is none."""
+    return next((pictures[0].path for _, pictures in data.train.pictures()), "")
+
+
 def _end(data: PreparedData, tokenizer: PreTrainedTokenizerBase) -> str:
     """The stop token after an answer; empty if none of the inspected examples has one."""
     inspected = (data.train[index] for index in range(min(len(data.train), _INSPECTED)))

@@ -16,7 +16,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.method import LoadedModels, RewardFunction
-from surefoot.methods.own_functions import identity, name_of, own_function
+from surefoot.methods.own_functions import identity, name_of, own_function, passed_name
 from surefoot.report.trainer_log import EVAL_FIELDS
 from surefoot.runs.parity.passes import with_stand_ins
 from surefoot.system.errors import Fault, InputError
@@ -44,12 +44,8 @@ class Custom:
 
     @property
     def objective_name(self) -> str | None:
-        """Name by which a resumed run recognizes the objective; its code cannot be compared."""
-        if self.objective is None or self.named_loss:
-            return self.named_loss
-        kind = type(self.objective)  # a callable object has no __qualname__
-        name = getattr(self.objective, "__qualname__", kind.__qualname__)
-        return f"{getattr(self.objective, '__module__', kind.__module__)}.{name}"
+        """Name by which a resumed run recognizes the objective."""
+        return self.named_loss if self.objective is None or self.named_loss else passed_name(self.objective)
 
     @property
     def all_metrics(self) -> Mapping[str, Metric]:
@@ -77,6 +73,18 @@ def with_named(config: RunConfig, custom: Custom = NOTHING) -> Custom:
         what = f"the loss is given twice: {named.loss} and {custom.objective_name}"
         raise InputError(Fault("functions.loss", what, "give one of them", code="SF-CONFIG-CONFLICT"))
     return replace(found, objective=own_function(named.loss, "functions.loss"), named_loss=identity(named.loss))
+
+
+def in_python(config: RunConfig, custom: Custom) -> list[str]:
+    """Return the arguments that brought what takes part in the run and no config names."""
+    named = config.functions
+    own = {
+        "objective": custom.objective is not None and named.loss is None,
+        "metrics": bool(custom.metrics.keys() - {name_of(one) for one in named.metrics}),
+        "read_record": custom.read_record is not None,
+        "reward": custom.reward is not None,
+    }
+    return [argument for argument, given in own.items() if given]
 
 
 _RESERVED = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
+from surefoot.methods.examples import all_fields_read
 from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Task
 from surefoot.methods.table import functions_of
@@ -75,6 +76,8 @@ def prepare(
     kind = functions_of(config.stage)
     phases.end("planning")
     data = kind.prepare(config, draft.tokenizer, tokenizer, read_record=custom.read_record)
+    if custom.reward is not None and not config.method.critic:  # a critic's stage asks about texts alone
+        data = all_fields_read(data)
     check_answers(config, data)
     lengths = lengths_of(config, data)
     phases.end("data")

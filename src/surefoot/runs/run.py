@@ -31,7 +31,7 @@ from surefoot.report.library_messages import captured_libraries
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs
 from surefoot.report.observer import silent_console
 from surefoot.report.trainer_log import Row
-from surefoot.runs.card_facts import example_question
+from surefoot.runs.card_facts import example_picture, example_question
 from surefoot.runs.custom import NOTHING, Custom, with_named
 from surefoot.runs.faults import device_faults
 from surefoot.runs.follow import follow, hand_over, hand_over_end
@@ -344,8 +344,10 @@ def _say(console: Console, lines: Sequence[str]) -> None:
 def _to_try(run: PreparedRun, prompt: str | None) -> dict[str, Any]:
     """Return what the last lines and the report suggest to try. prompt: the caller's prompt, if any."""
     data = run.task.data
+    picture = "" if prompt else example_picture(data)
     return {
-        "prompt": prompt or example_question(data),
+        "prompt": prompt or (footer.ABOUT_PICTURE if picture else example_question(data)),
+        "picture": picture,
         "texts": is_on_texts(data),
         "held_out": run.config.data.eval != "none",
     }

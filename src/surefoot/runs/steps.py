@@ -18,8 +18,8 @@ from surefoot.models.forward import hidden_states
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver, SilentObserver
-from surefoot.report.record import MEMORY_BEFORE
-from surefoot.runs.custom import Custom, check_objective
+from surefoot.report.record import IN_PYTHON, MEMORY_BEFORE
+from surefoot.runs.custom import Custom, check_objective, in_python
 from surefoot.runs.evaluating import make_evaluate
 from surefoot.runs.failures.recorder import FailureRecorder
 from surefoot.runs.faults import device_faults
@@ -180,10 +180,14 @@ def _next_batch(run: PreparedRun, loaded: LoadedModels) -> Weighted:
     return run.task.step_batches(run.timetable.next_step(loaded.state.step))[0]
 
 
-def _verify_objective(run: PreparedRun, loaded: LoadedModels, custom: Custom) -> dict[str, str | None]:
+def _verify_objective(run: PreparedRun, loaded: LoadedModels, custom: Custom) -> dict[str, Any]:
     if custom.objective is not None:
         check_objective(run.config, custom.objective, loaded, in_padded_rows(_next_batch(run, loaded), _pad(loaded)))
-    return {"objective": custom.objective_name} if custom.objective_name else {}
+    own = in_python(run.config, custom)
+    return {
+        **({"objective": custom.objective_name} if custom.objective_name else {}),
+        **({IN_PYTHON: own} if own else {}),
+    }
 
 
 def _pad(loaded: LoadedModels) -> int:

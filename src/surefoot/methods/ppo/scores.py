@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.methods.method import RewardFunction
-from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
+from surefoot.methods.own_functions import identity, name_of, one_line, own_function, passed_name, place_in
 from surefoot.methods.reward_source import head_digest
 from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
@@ -57,8 +57,7 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
     """
     named = config.ppo.reward
     if function is not None:
-        kind = type(function)  # a callable object has no __qualname__
-        name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
+        name = passed_name(function)
         return Scores(_of_texts(checked(function, name), tokenizer), name)
     assert named is not None, "checked before"
     if reward_model(config) is not None:

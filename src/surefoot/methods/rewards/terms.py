@@ -24,7 +24,7 @@ from typing import Any
 
 from surefoot.config.methods import RewardTerm
 from surefoot.data.formats.conversation import listed
-from surefoot.methods.own_functions import identity, name_of, one_line, own_function, place_in
+from surefoot.methods.own_functions import identity, name_of, one_line, own_function, passed_name, place_in
 from surefoot.methods.reward_source import head_digest, trained_folder, weights_fingerprint
 from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Score, scored
 from surefoot.methods.rewards.graders import GRADERS, grader
@@ -86,8 +86,7 @@ def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tupl
 
 def passed_reward(function: Callable[..., Any]) -> Reward:
     """A Python caller's."""
-    kind = type(function)  # of a callable object, which has no name
-    name = f"{function.__module__}.{getattr(function, '__qualname__', kind.__qualname__)}"
+    name = passed_name(function)
     return Reward(name.rpartition(".")[2], 1.0, of_function(function, name), name)
 
 
