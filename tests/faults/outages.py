@@ -1,7 +1,7 @@
 """Recorded writes of whole runs, and what must hold of every state that a power failure can leave of them."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,12 +111,13 @@ def fail_once(outage: Outage, trial: Trial) -> str:
     return _fail(outage, count, way, trial.draw, trial.folder)
 
 
-def fail_everywhere(outage: Outage, folder: Path, first: int = 0) -> list[str]:
-    """Power fails, or the process is killed, after each operation from `first` on; chance has no part in it."""
+def fail_everywhere(outage: Outage, folder: Path, first: int = 0) -> Iterator[str]:
+    """Power fails, or the process is killed, after each operation from `first` on; chance has no part in it. Yields
+    what is wrong."""
     draw = random.Random(0)  # unused by these ways
     places = [(way, count) for way in EXACT for count in range(first, len(outage.log) + 1)]
     found = (_fail(outage, count, way, draw, folder / f"{way}-{count}") for way, count in places)
-    return [wrong for wrong in found if wrong]
+    return (wrong for wrong in found if wrong)
 
 
 def _fail(outage: Outage, count: int, way: str, draw: random.Random, to: Path) -> str:

@@ -56,19 +56,19 @@ def test_nothing_wrong_is_loaded_after_a_power_failure(name, outages, trials, tm
 
 
 def test_nothing_is_lost_whichever_operation_was_the_last(outages, tmp_path):
-    assert fail_everywhere(outages["toy"], tmp_path) == []
+    assert list(fail_everywhere(outages["toy"], tmp_path)) == []
 
 
 def test_a_publication_is_whole_or_made_again(outages, tmp_path):
     first = start_of_publication(outages["run"])
     print(len(outages["run"].log) - first, "operations of a publication")
-    assert fail_everywhere(outages["run"], tmp_path, first) == []
+    assert list(fail_everywhere(outages["run"], tmp_path, first)) == []
 
 
 @pytest.mark.soak("each operation of a run")
 def test_nothing_of_a_run_is_lost_whichever_operation_was_the_last(outages, tmp_path):
     print(len(outages["run"].log), "operations")
-    assert fail_everywhere(outages["run"], tmp_path) == []
+    assert list(fail_everywhere(outages["run"], tmp_path)) == []
 
 
 # --- the model of the disk is what it says ---------------------------------------------------------------------------
