@@ -15,9 +15,9 @@ from helpers.prepared import prepared as prepare
 from helpers.seeing import picture
 from helpers.seeing_families import FAMILIES, reference, seeing_family
 from surefoot.data.batching.loader import Layout, example_batches
-from surefoot.data.tokenize import sight
+from surefoot.data.tokenize import picture_processor
+from surefoot.data.tokenize.picture_processor import read_processor
 from surefoot.data.tokenize.segments import TextEncoder
-from surefoot.data.tokenize.sight import read_sight
 from surefoot.models.forward import _joined
 from surefoot.models.load import load_tokenizer
 
@@ -105,7 +105,9 @@ def test_nothing_of_a_picture_is_learned_whatever_else_is(family, monkeypatch):
     assert not found.supervised[inside].any()
     assert found.supervised[~inside].sum() == (~inside).sum() - 1
     assert tokenizer.get_vocab()[FAMILIES[name].stop] in found.ids[found.supervised]
-    monkeypatch.setattr(sight.Sight, "within", lambda self, ids, pictures: np.isin(ids, []))  # twin
+    monkeypatch.setattr(
+        picture_processor.PictureProcessor, "within", lambda self, ids, pictures: np.isin(ids, [])
+    )  # twin
     monkeypatch.setattr("surefoot.data.audit._sample", lambda *given: None)
     twin = prepared(
         base,
@@ -163,13 +165,13 @@ def test_a_budget_of_pixels_is_kept_or_refused(family):
     encoder = TextEncoder(load_tokenizer(base))
     if name not in (*LIMITS, "idefics3"):
         with raises_fault("SF-CONFIG-CONFLICT", "data.max_pixels"):
-            read_sight(str(base), encoder, 100_000).tokens(50, 50)
+            read_processor(str(base), encoder, 100_000).tokens(50, 50)
         return
     small, large = LIMITS.get(name, LIMITS["smolvlm"])
-    counts = [read_sight(str(base), encoder, most).tokens(400, 400) for most in (small, large)]
+    counts = [read_processor(str(base), encoder, most).tokens(400, 400) for most in (small, large)]
     assert counts[0] < counts[1]
     with raises_fault("SF-CONFIG-CONFLICT", "data.max_pixels"):
-        read_sight(str(base), encoder, small - 1).tokens(50, 50)
+        read_processor(str(base), encoder, small - 1).tokens(50, 50)
 
 
 @pytest.mark.parametrize("name", ["llava", "gemma3"])
@@ -214,7 +216,10 @@ def parts_of(text):
 
 def test_llava_next_counts_the_features_of_every_shape_as_transformers_does(tmp_path):
     base = seeing_family("llava_next", tmp_path / "base")
-    found, processor = read_sight(str(base), TextEncoder(load_tokenizer(base))), reference("llava_next", base)
+    found, processor = (
+        read_processor(str(base), TextEncoder(load_tokenizer(base))),
+        reference("llava_next", base),
+    )
     sizes = [(height, width) for height in range(5, 120, 7) for width in range(5, 120, 11)]
     expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
     assert [found.tokens(width, height) for height, width in sizes] == list(expected)
@@ -224,7 +229,7 @@ def test_llava_next_counts_the_features_of_every_shape_as_transformers_does(tmp_
 def test_the_others_count_the_features_of_every_shape_as_transformers_does(tmp_path):
     for name, names in (("mistral3", ("[IMG]", "[IMG_BREAK]", "[IMG_END]")), ("gemma4", ("<|image|>",))):
         base = seeing_family(name, tmp_path / name)
-        found, processor = read_sight(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
+        found, processor = read_processor(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
         sizes = [(height, width) for height in range(8, 400, 37) for width in range(8, 400, 41)]
         expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
         texts = [found._text(width, height) for height, width in sizes]

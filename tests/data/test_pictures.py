@@ -18,9 +18,9 @@ from helpers.seeing import picture, seeing
 from surefoot.commands.main import main
 from surefoot.data.batching.loader import Layout, example_batches, pair_batches
 from surefoot.data.sources.resolve import SourceSpec
-from surefoot.data.tokenize import sight, tokenize_file
+from surefoot.data.tokenize import picture_processor, tokenize_file
+from surefoot.data.tokenize.picture_processor import read_processor
 from surefoot.data.tokenize.segments import TextEncoder
-from surefoot.data.tokenize.sight import read_sight
 from surefoot.models.load import load_tokenizer
 from surefoot.system.errors import Fault, InputError
 
@@ -114,11 +114,11 @@ def test_every_layout_gives_the_ids_and_pixels_of_transformers_processor(base, p
 
 def test_no_token_of_a_picture_is_learned_whatever_else_is(prepare, monkeypatch):
     data = prepare([answered(LAYOUTS["messages"])], train_on="everything").train
-    example, ids = data[0], data.sight.ids
+    example, ids = data[0], data.processor.ids
     assert not example.supervised[np.isin(example.ids, ids)].any()
     assert example.supervised[~np.isin(example.ids, ids)].sum() == (~np.isin(example.ids, ids)).sum() - 1
     none = lambda self, ids, pictures: np.zeros(len(ids), dtype=bool)  # noqa: E731
-    monkeypatch.setattr(sight.Sight, "within", none)  # twin: labels on the pictures' tokens
+    monkeypatch.setattr(picture_processor.PictureProcessor, "within", none)  # twin: labels on the pictures' tokens
     twin = prepare([answered(LAYOUTS["messages"], "blue")], train_on="everything").train[0]
     assert twin.supervised[np.isin(twin.ids, ids)].any()
 
@@ -134,7 +134,7 @@ def test_rows_keep_their_own_pictures(prepare):
     data = prepare([answered(row) for row in rows]).train
     batches = example_batches(data, [1, 0, 2], Layout(0))
     assert [[bool(own) for own in one.pixels] for one in batches] == [[True, True, False]]
-    assert prepare([answered(rows[1])]).train.sight is not None
+    assert prepare([answered(rows[1])]).train.processor is not None
     assert example_batches(prepare([answered(rows[1])]).train, [0], Layout(0))[0].pixels == ()
 
 
@@ -313,7 +313,7 @@ def test_both_answers_of_a_pair_are_to_the_same_pictures(prepare, name):
     assert batch.rows.seen.sum(dim=1).tolist() == [10, 10]
     assert (found.audit.pictures, found.audit.picture_tokens) == (2, 10)
     learned = batch.rows.targets[batch.rows.targets >= 0]
-    assert not np.isin(learned.numpy(), found.train.sight.ids).any()
+    assert not np.isin(learned.numpy(), found.train.processor.ids).any()
     if name != "marks":
         return
     long = row | {"rejected": "blue " * 100}  # half a picture means nothing
@@ -376,7 +376,7 @@ def test_a_picture_on_its_side_is_turned(base, tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.new("RGB", (84, 56), "red").save(tmp_path / "side.jpg", exif=turned)
-    found = read_sight(str(base), TextEncoder(load_tokenizer(base)))
+    found = read_processor(str(base), TextEncoder(load_tokenizer(base)))
     looked = found.look("side.jpg", tmp_path)
     assert (looked.width, looked.height, looked.tokens) == (56, 84, 6)
     assert dict(found.pixels([looked]))["image_grid_thw"].tolist() == [[1, 6, 4]]
@@ -387,8 +387,8 @@ def test_a_model_of_another_family_has_no_sight(base, tmp_path):
     path.mkdir()
     (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
     encoder = TextEncoder(load_tokenizer(base))
-    assert read_sight(str(path), encoder) is None
+    assert read_processor(str(path), encoder) is None
     (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Qwen2VLImageProcessorFast"}))
-    assert read_sight(str(path), encoder) is not None
+    assert read_processor(str(path), encoder) is not None
     with pytest.raises(InputError):
-        read_sight(str(tmp_path), encoder, 100_000)
+        read_processor(str(tmp_path), encoder, 100_000)

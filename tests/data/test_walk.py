@@ -23,7 +23,7 @@ MOST_FRAMES = 8  # of data/ from `prepare_data` to the reader of a format, both 
 FILES = (
     "prepare.py",
     "tokenize/segments.py",
-    "tokenize/sight.py",
+    "tokenize/picture_processor.py",
     "sources/resolve.py",
     "sources/records.py",
     "tokenize/tokenize_file.py",

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from helpers.wrappers import WRAPPERS
 from surefoot.models.facts import facts_of
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.vision import NOTHING, Sight, picture_bytes
+from surefoot.planning.vision import NOTHING, TrainedVision, picture_bytes
 from surefoot.planning.workload import _products
 
 # Rotary tables, rows' statistics and the norm behind the last layer are not counted; these towers are narrow.
@@ -67,16 +67,16 @@ def test_a_trained_tower_keeps_what_autograd_saves(tmp_path, name):
     assert trained.recomputed < trained.once
     assert picture_bytes(model, [], features, 4) == NOTHING  # frozen
     # Twin: without the MLP's layers the count is wrong.
-    without = replace(model, sight=tuple((key, shape) for key, shape in model.sight if ".mlp." not in key))
+    without = replace(model, vision=tuple((key, shape) for key, shape in model.vision if ".mlp." not in key))
     assert picture_bytes(without, ["tower"], features, 4).once != pytest.approx(expected, rel=NEAR)
 
 
 @pytest.mark.parametrize(("parts", "each"), [((), 4), (("tower",), 9)])
 def test_products_of_a_tower_are_counted_by_the_shapes_of_its_matrices(tmp_path, parts, each):
     config_of("gemma3").save_pretrained(tmp_path)
-    model, sight = facts_of(tmp_path), Sight(parts=parts)
+    model, vision = facts_of(tmp_path), TrainedVision(parts=parts)
     words, pictures = (LengthFacts(longest=9, typical=9, pictures=seen) for seen in (False, True))
     # 64 x 64 of attention, both of the MLP, and the projector's.
-    assert _products(model, None, sight, pictures) - _products(model, None, sight, words) == 4 * each
-    assert _products(model, None, sight, words) > 0
-    assert _products(model, None, sight, None) == 0
+    assert _products(model, None, vision, pictures) - _products(model, None, vision, words) == 4 * each
+    assert _products(model, None, vision, words) > 0
+    assert _products(model, None, vision, None) == 0

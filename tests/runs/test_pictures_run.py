@@ -126,7 +126,7 @@ def test_answers_of_an_evaluation_are_to_the_pictures(tmp_path):
     tokenizer = load_tokenizer(base)
     how = {"stop_ids": [], "pad_id": 0, "max_new_tokens": 5, "positions": 512, "rows": 4}
     answers = answer_examples(model, tokenizer, data, count=None, **how)
-    blind = answer_examples(model, tokenizer, replace(data, sight=None), count=None, **how)
+    blind = answer_examples(model, tokenizer, replace(data, processor=None), count=None, **how)
     for index, answer in enumerate(answers):
         example = data[index]
         batch = next(iter(example_batches(data, [index], Layout(0))))

@@ -24,11 +24,11 @@ from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
 from surefoot.models.shared_backbone import SharedBackbone
-from surefoot.models.wrapped import train_sight, wrapper_parameters
+from surefoot.models.wrapped import train_vision, wrapper_parameters
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes
-from surefoot.planning.vision import plan_vision, with_sight
+from surefoot.planning.vision import plan_vision, with_trained_vision
 
 QWEN = ("qwen2_5_vl", "qwen3_vl")
 BOTH = {"tower": "trained", "projector": "trained"}
@@ -61,7 +61,7 @@ def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
 def test_gradients_are_those_of_autograd(tmp_path, name):
     base = seeing_family(name, tmp_path / "base")
     batch, model = batch_of(base, tmp_path), opened(base)
-    train_sight(model, PARTS)
+    train_vision(model, PARTS)
     theirs = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
     wanted = expected(theirs, name, base, tmp_path, batch)
     wanted.backward()
@@ -116,11 +116,11 @@ def test_memory_counts_their_states(tmp_path):
     for name in ("adamw", "adafactor", "sgd"):
         given = {"name": name, "lr": 1e-3} | ({"momentum": 0.9} if name == "sgd" else {})
         asked = run_config(vision=BOTH, optim=given)
-        sight = plan_vision(asked, facts_of(base), Notes())
+        vision = plan_vision(asked, facts_of(base), Notes())
         model = opened(base)
-        train_sight(model, PARTS)
+        train_vision(model, PARTS)
         own = [one for key, one in model.named_parameters() if part_of(key)]
-        assert sight.parameters == sum(one.numel() for one in own)
+        assert vision.parameters == sum(one.numel() for one in own)
         kinds = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}
         optimizer = kinds[name](own) if name in kinds else torch.optim.SGD(own, momentum=0.9)
         for one in own:
@@ -128,7 +128,7 @@ def test_memory_counts_their_states(tmp_path):
         optimizer.step()
         held = [value for state in optimizer.state.values() for value in state.values() if value is not None]
         found = sum(one.numel() * one.element_size() for one in held if isinstance(one, torch.Tensor) and one.ndim)
-        assert state_bytes(asked.optim, iter(sight.tensors)) == found, name
+        assert state_bytes(asked.optim, iter(vision.tensors)) == found, name
 
 
 def test_parts_that_cannot_train_are_refused(tmp_path):
@@ -139,7 +139,7 @@ def test_parts_that_cannot_train_are_refused(tmp_path):
     blind, notes = facts_of(base), Notes()
     from dataclasses import replace
 
-    plan_vision(run_config(vision={"tower": "trained"}), replace(blind, sight=()), notes)
+    plan_vision(run_config(vision={"tower": "trained"}), replace(blind, vision=()), notes)
     assert [fault.where for fault in notes.faults] == ["vision.tower"]
     records(tmp_path)
     raw = config(tmp_path, "run") | {"vision": {"tower": "thawed"}}
@@ -151,8 +151,8 @@ def test_a_reference_sees_with_the_frozen_parts(tmp_path):
     base = seeing_family("gemma3", tmp_path / "base")
     batch, facts, notes = batch_of(base, tmp_path), facts_of(base), Notes()
     asked = run_config(vision=BOTH, adapter={"kind": "lora", "rank": 2}, stage="dpo")
-    sight = plan_vision(asked, facts, notes)
-    plan = with_sight(plan_adapter(asked.adapter, facts, 0, notes), sight, facts)
+    vision = plan_vision(asked, facts, notes)
+    plan = with_trained_vision(plan_adapter(asked.adapter, facts, 0, notes), vision, facts)
     model = add_adapter(opened(base), plan, seed=1, base="org/base").eval()
     with torch.no_grad():
         wanted = sft_loss(opened(base), batch).loss

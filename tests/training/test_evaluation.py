@@ -44,7 +44,7 @@ def test_exact_match_by_hand():
 class Rows:
     """As much of a TokenizedDataset as is asked for."""
 
-    sight = None
+    processor = None
 
     def __init__(self, rows):
         self.rows = rows

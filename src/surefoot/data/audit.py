@@ -278,15 +278,15 @@ _VERDICTS: dict[Kind, tuple[str, str]] = {"pairs": ("worse", "better"), "judged"
 def _sample(dataset: TokenizedDataset, index: int, encoder: TextEncoder, kind: Kind) -> Sample:
     example = dataset[index]
     control = np.isin(example.ids, list(encoder.control))
-    if example.pictures and dataset.sight:
-        control |= dataset.sight.within(example.ids, example.pictures)
+    if example.pictures and dataset.processor:
+        control |= dataset.processor.within(example.ids, example.pictures)
     borders = np.flatnonzero(np.diff(example.supervised * 2 + control)) + 1
     parts: list[SamplePart] = []
     pictures = iter(example.pictures)
     for start, end in zip([0, *borders], [*borders, len(example.ids)], strict=True):
         text = str(encoder.tokenizer.decode(example.ids[start:end].tolist()))
-        if example.pictures and dataset.sight and control[start]:
-            text = dataset.sight.with_facts(text, pictures)
+        if example.pictures and dataset.processor and control[start]:
+            text = dataset.processor.with_facts(text, pictures)
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
     verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""

@@ -20,8 +20,8 @@ from surefoot.data.sources.records import Kind, rows_per_item
 from surefoot.data.sources.resolve import SourceSpec, open_sources
 from surefoot.data.tokenize.dataset import SourceFacts, TokenizedDataset, TokenizedFile, joined, of_files
 from surefoot.data.tokenize.encode import Encoding
+from surefoot.data.tokenize.picture_processor import read_processor
 from surefoot.data.tokenize.segments import Template, TextEncoder, TrainOn
-from surefoot.data.tokenize.sight import read_sight
 from surefoot.data.tokenize.tokenize_file import ReadRecord, TokenizeSettings, tokenize
 from surefoot.families.templates import OWN
 from surefoot.method_facts.methods import WITHOUT_TURNS
@@ -106,7 +106,7 @@ def prepare_data(
     Raises InputError for anything wrong with the data.
     """
     encoder = TextEncoder(tokenizer)
-    sight = read_sight(tokenizer.name_or_path, encoder, max_pixels)
+    processor = read_processor(tokenizer.name_or_path, encoder, max_pixels)
     settings = TokenizeSettings(
         encoder=encoder,
         digest=encoder.digest(),
@@ -121,7 +121,7 @@ def prepare_data(
         chunks=chunks,
         encoding=encoding,
         read_record=read_record,
-        sight=sight if pictures else None,
+        processor=processor if pictures else None,
         pictures=pictures,
         after_prompt=after_prompt,
     )
@@ -222,7 +222,7 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSo
                 files[-1] = (file, replace(facts, notes=(*facts.notes, _not_read(unread))))
             break
     name = files[0][1].file if len(files) == 1 else f"{spec.path} ({len(files)} files)"
-    examples = of_files((file for file, _ in files), settings.sight)
+    examples = of_files((file for file, _ in files), settings.processor)
     if not len(examples):
         used = sum(facts.used for _, facts in files)
         what = f"none of the {used} examples of {name} has a label left: every answer starts beyond "

@@ -86,7 +86,7 @@ class Shown:
     wrapper_parameters: number of parameters outside the language model (vision tower, projector), which stay frozen
         unless `vision` trains them.
     both_ways: whether the tokens of an image attend to each other in both directions.
-    sight: (name, shape) of the parameters of vision tower and projector.
+    vision: (name, shape) of the parameters of vision tower and projector.
     patches: patches of the vision tower for each image token.
     opened_by: transformers' class that loads the checkpoint.
     """
@@ -98,7 +98,7 @@ class Shown:
     uneven_heads: bool = False
     wrapper_parameters: int = 0
     both_ways: bool = False
-    sight: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    vision: tuple[tuple[str, tuple[int, ...]], ...] = ()
     patches: float = 1.0
     opened_by: str = OPENED_BY
 

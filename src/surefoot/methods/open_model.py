@@ -25,8 +25,8 @@ from surefoot.config.schema import BosConfig, ModelConfig, RunConfig
 from surefoot.config.sections import DataConfig, SourceConfig
 from surefoot.data.chat.templates import make_template
 from surefoot.data.formats import Conversation, RowFault, Turn
+from surefoot.data.tokenize.picture_processor import read_processor, with_pictures
 from surefoot.data.tokenize.segments import Template, TextEncoder, encode_runs, prompt_ids, text_ids
-from surefoot.data.tokenize.sight import read_sight, with_pictures
 from surefoot.families.bos_zero import BOS_FILE, FACTOR, read_bos_scale
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import OWN, is_users_own
@@ -196,19 +196,21 @@ def question_of(opened: OpenModel, turns: Sequence[Turn]) -> Question:
     if not any(turn.images for turn in turns):
         return Question(conversation_ids(opened, turns))
     config = saved_config(opened.trained)
-    sight = read_sight(opened.tokenizer.name_or_path, opened.encoder, config.data.max_pixels if config else None)
-    if sight is None:
+    processor = read_processor(
+        opened.tokenizer.name_or_path, opened.encoder, config.data.max_pixels if config else None
+    )
+    if processor is None:
         what = f"{opened.named} is not a model whose pictures surefoot reads"
         raise InputError(Fault("--image", what, "leave the picture out", code="SF-DATA-PICTURE"))
     try:
-        conversation = with_pictures(Conversation(tuple(turns)), lambda path: sight.look(path, Path()))
-        layout = sight.spread(opened.template.segments(conversation), conversation.pictures)
+        conversation = with_pictures(Conversation(tuple(turns)), lambda path: processor.look(path, Path()))
+        layout = processor.spread(opened.template.segments(conversation), conversation.pictures)
     except RowFault as fault:
         fix = "name another file" if fault.code == "SF-DATA-PICTURE" else fault.fix
         raise InputError(Fault("prompt", fault.what, fix, code=fault.code)) from None
     (runs,) = encode_runs([layout], opened.encoder, opened.bos_id)
     ids = [number for run in runs for number in run.ids]
-    return Question(ids, pictures_of(opened.model, ids, sight.pixels(conversation.pictures), sight.token_id))
+    return Question(ids, pictures_of(opened.model, ids, processor.pixels(conversation.pictures), processor.token_id))
 
 
 def raw_ids(opened: OpenModel, text: str) -> list[int]:

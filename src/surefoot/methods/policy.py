@@ -24,7 +24,7 @@ from surefoot.models.qat import round_weights
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
 from surefoot.models.saved_adapter import start_from
 from surefoot.models.value_head import freeze_output_head
-from surefoot.models.wrapped import freeze_others, train_sight
+from surefoot.models.wrapped import freeze_others, train_vision
 from surefoot.planning.plan import OFF, OWN_DROPOUT, RunPlan
 from surefoot.training.checkpoint import Checkpoint
 
@@ -67,7 +67,7 @@ def load_policy(
         if plan.reward is not None:
             freeze_output_head(model)
         freeze_others(model, plan.trained)
-        train_sight(model, plan.vision)
+        train_vision(model, plan.vision)
         return model.train()
     adapted = add_adapter(
         model,

@@ -131,7 +131,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         text_type=config.model_type,
         wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
         both_ways=_sees_both_ways(model),
-        sight=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
+        vision=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
         patches=_patches(model.config),
         opened_by=auto_class(model.config).__name__,
     )

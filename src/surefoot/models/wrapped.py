@@ -75,7 +75,7 @@ def freeze_wrapper(model: PreTrainedModel) -> None:
         parameter.requires_grad_(False)
 
 
-def train_sight(model: PreTrainedModel, parts: Collection[str]) -> None:
+def train_vision(model: PreTrainedModel, parts: Collection[str]) -> None:
     """Make vision parts trainable. parts: names from `surefoot.families.pictures.PARTS`."""
     for name, parameter in wrapper_parameters(model).items():
         if part_of(name) in parts:

@@ -20,11 +20,11 @@ _ATTENTION = ("attn", "attention")
 _STATE = ("mamba", "mixer", "ssm")
 _NORM = ("norm", "ln_")
 _PLACE = ("embed", "wpe")
-SIGHT = {"tower": "vision tower", "projector": "projector"}
+VISION = {"tower": "vision tower", "projector": "projector"}
 BESIDE = "vision, sound"  # everything else outside the language model
 # In display order. The first five make up the decoder layers.
 DECODER = ("attention", "MLP", "experts", "router", "state space")
-KINDS = (*DECODER, "norms", "embeddings", "head", "other", *SIGHT.values(), BESIDE)
+KINDS = (*DECODER, "norms", "embeddings", "head", "other", *VISION.values(), BESIDE)
 
 
 def kind_of(module: ModuleFact, model: ModelFacts) -> str:
@@ -66,8 +66,8 @@ def coverage(
         for place, number in enumerate((0 if tied else module.parameters, *learns)):
             row[place] += number
     rest = model.wrapper_parameters
-    for part, kind in SIGHT.items():
-        own = sum(math.prod(shape) for name, shape in model.sight if part_of(name) == part)
+    for part, kind in VISION.items():
+        own = sum(math.prod(shape) for name, shape in model.vision if part_of(name) == part)
         learns = own if part in trained else 0
         found[kind], rest = [own, learns, learns], rest - own
     found[BESIDE][0] = rest

@@ -48,7 +48,7 @@ from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teach
 from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.planning.trained import check_trained, only_trained
-from surefoot.planning.vision import plan_vision, with_sight
+from surefoot.planning.vision import plan_vision, with_trained_vision
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
@@ -118,12 +118,12 @@ def resolve(
         pictures=bool(lengths and lengths.pictures),
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
-    sight = plan_vision(config, model, notes)
+    vision = plan_vision(config, model, notes)
     check_trained(config, model, notes)
-    adapter = with_sight(adapter, sight, model)
+    adapter = with_trained_vision(adapter, vision, model)
     if packed := precision.packed:
         check_packed_base(packed, model, adapter, notes)
-    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths, sight)
+    work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths, vision)
     reference = plan_reference(config)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
@@ -199,8 +199,8 @@ def resolve(
         kernels=kernels,
         dropout=plan_dropout(config),
         balance=balance,
-        coverage=coverage(model, adapter, sight.parts, only_trained(config, model)),
-        vision=sight.parts,
+        coverage=coverage(model, adapter, vision.parts, only_trained(config, model)),
+        vision=vision.parts,
         trained=tuple(config.model.trained or ()),
     )
     return replace(plan, environment=environment_findings(environment, plan))

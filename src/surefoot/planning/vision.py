@@ -33,7 +33,7 @@ from surefoot.planning.plan import AdapterPlan
 
 
 @dataclass(frozen=True)
-class Sight:
+class TrainedVision:
     """Trained vision parts. parts: their names. tensors: their parameters."""
 
     parts: tuple[Part, ...] = ()
@@ -44,24 +44,26 @@ class Sight:
         return sum(one.numbers for one in self.tensors)
 
 
-def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> Sight:
+def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> TrainedVision:
     """Return the parts that `vision` requests; refuse parts that the model lacks, and stages without images."""
     parts: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
     for part in parts:
-        if not any(part_of(name) == part for name, _ in model.sight):
+        if not any(part_of(name) == part for name, _ in model.vision):
             notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
         elif not config.method.pictures:
             notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
-    return Sight(parts, tuple(Tensor(shape, inside=False) for name, shape in model.sight if part_of(name) in parts))
+    return TrainedVision(
+        parts, tuple(Tensor(shape, inside=False) for name, shape in model.vision if part_of(name) in parts)
+    )
 
 
-def with_sight(adapter: AdapterPlan | None, sight: Sight, model: ModelFacts) -> AdapterPlan | None:
+def with_trained_vision(adapter: AdapterPlan | None, vision: TrainedVision, model: ModelFacts) -> AdapterPlan | None:
     """Add the trained vision parts to the adapter."""
-    if adapter is None or not sight.parts:
+    if adapter is None or not vision.parts:
         return adapter
-    names = [name for name, _ in model.sight]
-    modules = [module for part in sight.parts for module in modules_of(part, names)]
-    trainable = adapter.trainable + sight.parameters
+    names = [name for name, _ in model.vision]
+    modules = [module for part in vision.parts for module in modules_of(part, names)]
+    trainable = adapter.trainable + vision.parameters
     return replace(adapter, modules_to_save=(*adapter.modules_to_save, *modules), trainable=trainable)
 
 
@@ -89,8 +91,8 @@ def picture_bytes(model: ModelFacts, parts: Sequence[Part], features: int, width
     width: bytes of a number of the compute dtype.
     """
     patches = features * model.patches
-    shapes = dict(model.sight)
-    of_pixels = [shape for name, shape in model.sight if _embeds(name)]
+    shapes = dict(model.vision)
+    of_pixels = [shape for name, shape in model.vision if _embeds(name)]
     pixels = max((math.prod(shape[1:]) for shape in of_pixels), default=0)
     kept = features * _projector(shapes, width) if parts else 0
     if "tower" not in parts or not of_pixels:

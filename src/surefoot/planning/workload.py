@@ -13,7 +13,7 @@ from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
 from surefoot.planning.trained import idle_parameters, only_trained
-from surefoot.planning.vision import NOTHING, Kept, Sight, picture_bytes
+from surefoot.planning.vision import NOTHING, Kept, TrainedVision, picture_bytes
 from surefoot.system.allocator import Holes
 from surefoot.system.hardware import Hardware
 
@@ -78,15 +78,15 @@ def workload_of(
     adapter: AdapterPlan | None,
     documents: str,
     lengths: LengthFacts | None,
-    sight: Sight,
+    vision: TrainedVision,
 ) -> Workload:
     """Workload of the trained model with the libraries' code. documents: see `Workload`."""
     added = tokens.added_rows * model.embedding_width * (1 if model.tied else 2)
     parameters = model.parameters + model.wrapper_parameters + added
     language = parameters - model.wrapper_parameters - idle_parameters(config, model, tokens)
-    trainable = adapter.trainable if adapter else language + sight.parameters
+    trainable = adapter.trainable if adapter else language + vision.parameters
     tensors = trainable_tensors(only_trained(config, model), adapter, tokens.added_rows)
-    moments = state_bytes(config.optim, chain(tensors, sight.tensors))
+    moments = state_bytes(config.optim, chain(tensors, vision.tensors))
     return Workload(
         as_dense(model),
         precision,
@@ -99,10 +99,10 @@ def workload_of(
         logits=not config.method.scores,
         documents=documents,
         varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
-        products=_products(model, adapter, sight, lengths),
+        products=_products(model, adapter, vision, lengths),
         kind=hardware.kind,
         holes=hardware.holes,
-        pictures=picture_bytes(model, sight.parts, lengths.features if lengths else 0, BYTES[precision.compute.value]),
+        pictures=picture_bytes(model, vision.parts, lengths.features if lengths else 0, BYTES[precision.compute.value]),
     )
 
 
@@ -113,12 +113,14 @@ _COMPARED = {True: 26, False: 8}
 _SEEN = {False: 4, True: 9}
 
 
-def _products(model: ModelFacts, adapter: AdapterPlan | None, sight: Sight, lengths: LengthFacts | None) -> int:
+def _products(
+    model: ModelFacts, adapter: AdapterPlan | None, vision: TrainedVision, lengths: LengthFacts | None
+) -> int:
     if lengths is None:
         return 0
     count = _COMPARED[adapter is not None] * len({one.linear for one in model.layer_linears if one.linear})
     if lengths.pictures:
-        count += _SEEN[bool(sight.parts)] * len({shape for _, shape in model.sight if len(shape) == 2})
+        count += _SEEN[bool(vision.parts)] * len({shape for _, shape in model.vision if len(shape) == 2})
     return count
 
 

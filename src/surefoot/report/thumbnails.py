@@ -69,7 +69,7 @@ class Blocks:
 
 def _small(picture: Picture, width: int, height: int) -> Any:
     """Shrink to at most this size, in RGB; never enlarge."""
-    from surefoot.data.tokenize.sight import upright
+    from surefoot.data.tokenize.picture_processor import upright
 
     image = upright(picture)
     image.thumbnail((width, height))

@@ -58,7 +58,7 @@ def make_plan(
     model = as_trained(facts_of(folder), config)
     tokenizer = read_tokenizer_facts(folder)
     if config.data.max_pixels is not None:
-        from surefoot.data.tokenize.sight import check_max_pixels
+        from surefoot.data.tokenize.picture_processor import check_max_pixels
 
         check_max_pixels(folder, config.data.max_pixels)
     environment = {} if hardware else process.read_environment()  # this machine's variables say nothing about a preset

@@ -150,9 +150,9 @@ def answer_examples(
         if give_up():
             return None
         prompts, shown = [requested[place][0] for place in places], examples[places[0]].pictures
-        pictures, sight = None, dataset.sight
-        if shown and sight is not None:
-            pictures = pictures_of(model, prompts[0], sight.pixels(shown), sight.token_id)
+        pictures, processor = None, dataset.processor
+        if shown and processor is not None:
+            pictures = pictures_of(model, prompts[0], processor.pixels(shown), processor.token_id)
         generated = generate_answers(
             model,
             tokenizer,
@@ -165,7 +165,7 @@ def answer_examples(
         for place, prompt, answer in zip(places, prompts, generated, strict=True):
             expected = str(tokenizer.decode(requested[place][1], skip_special_tokens=True))
             text = str(tokenizer.decode(prompt))
-            full_prompt = sight.with_facts(text, iter(shown)) if shown and sight is not None else text
+            full_prompt = processor.with_facts(text, iter(shown)) if shown and processor is not None else text
             answers[place] = Answered(full_prompt, expected, answer.text, answer.stopped)
     return answers
 

@@ -173,12 +173,12 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
 
 def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
     """Build one micro-batch of these examples, with the pixels of their pictures."""
-    batch, sight = to_batch(examples, layout), dataset.sight
-    if sight is None or not any(example.pictures for example in examples):
+    batch, processor = to_batch(examples, layout), dataset.processor
+    if processor is None or not any(example.pictures for example in examples):
         return batch
-    made = {pictures: sight.pixels(pictures) for pictures in {one.pictures: None for one in examples}}
+    made = {pictures: processor.pixels(pictures) for pictures in {one.pictures: None for one in examples}}
     pixels = tuple(made[example.pictures] for example in examples)
-    return replace(batch, pixels=pixels, seen=(batch.input_ids == sight.token_id).int())
+    return replace(batch, pixels=pixels, seen=(batch.input_ids == processor.token_id).int())
 
 
 def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:

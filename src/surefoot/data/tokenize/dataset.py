@@ -20,7 +20,7 @@ import numpy as np
 
 from surefoot.data.batching.batch import Example, RecordName
 from surefoot.data.formats.conversation import Picture
-from surefoot.data.tokenize.sight import Sight
+from surefoot.data.tokenize.picture_processor import PictureProcessor
 
 # `flags`
 (TRUNCATED, PROMPT_LOST, STOP_LOST, CONTROL_TEXT, CONTINUES, CONTINUED, GOOD, PROMPT_CUT, GIVEN) = (
@@ -96,12 +96,12 @@ class TokenizedDataset:
     """N examples selected from one or more files.
 
     chosen[N]: their indices into the concatenation of all files.
-    sight: image processing that makes the pixels; None if no example has pictures.
+    processor: image processing that makes the pixels; None if no example has pictures.
     """
 
     files: tuple[TokenizedFile, ...]
     chosen: np.ndarray
-    sight: Sight | None = None
+    processor: PictureProcessor | None = None
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -235,10 +235,10 @@ class TokenizedDataset:
         return f"{file.name}:{file.rows[place, 1]}"
 
 
-def of_files(files: Iterable[TokenizedFile], sight: Sight | None = None) -> TokenizedDataset:
+def of_files(files: Iterable[TokenizedFile], processor: PictureProcessor | None = None) -> TokenizedDataset:
     """Return a data set of all examples of these files."""
     files = tuple(files)
-    return TokenizedDataset(files, np.arange(sum(map(len, files))), sight)
+    return TokenizedDataset(files, np.arange(sum(map(len, files))), processor)
 
 
 def joined(datasets: Sequence[TokenizedDataset]) -> TokenizedDataset:
@@ -246,7 +246,7 @@ def joined(datasets: Sequence[TokenizedDataset]) -> TokenizedDataset:
     starts = np.cumsum([0, *(sum(map(len, one.files)) for one in datasets)])
     chosen = [one.chosen + start for one, start in zip(datasets, starts, strict=False)]
     files = tuple(file for one in datasets for file in one.files)
-    return TokenizedDataset(files, np.concatenate(chosen), datasets[0].sight)
+    return TokenizedDataset(files, np.concatenate(chosen), datasets[0].processor)
 
 
 FINGERPRINT = np.dtype("V16")  # BLAKE2b, 16 bytes: probability of a collision in ten million examples is about 10^-25

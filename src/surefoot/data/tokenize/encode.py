@@ -26,6 +26,7 @@ from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.formats.conversation import Picture
 from surefoot.data.formats.reader import each_row
 from surefoot.data.sources.records import Kind, rows_per_item
+from surefoot.data.tokenize.picture_processor import PictureProcessor
 from surefoot.data.tokenize.segments import (
     Run,
     Segment,
@@ -35,7 +36,6 @@ from surefoot.data.tokenize.segments import (
     encode_runs,
     learned_turns,
 )
-from surefoot.data.tokenize.sight import Sight
 from surefoot.data.tokenize.truncate import Truncation, choose_tokens
 from surefoot.data.tokenize.whole import encode_whole
 from surefoot.system.errors import Fault, InputError
@@ -59,7 +59,7 @@ class EncodeSettings:
     chunks: split a text that is too long into several examples.
     encoding: parts = tokenize an answer separately from its prompt; whole = tokenize prompt and answer as one text, and
         truncate at the end.
-    sight: image processing of a vision model, None for other models. Picture tokens get no labels, and a conversation
+    processor: of a vision model's pictures; None for other models. Picture tokens get no labels, and a conversation
         with pictures that is too long is dropped, since part of a picture is meaningless.
     """
 
@@ -70,7 +70,7 @@ class EncodeSettings:
     train_on: TrainOn = "responses"
     chunks: bool = False
     encoding: Encoding = "parts"
-    sight: Sight | None = None
+    processor: PictureProcessor | None = None
 
 
 class Encoded(NamedTuple):
@@ -184,11 +184,11 @@ def _given(conversation: Conversation, how: EncodeSettings, stop_ids: Sequence[i
 
 
 def _rows(conversations: Sequence[Conversation], template: Template, how: EncodeSettings, name: str) -> Iterator[Row]:
-    train_on, sight = how.train_on if how.kind == "answers" else "responses", how.sight
+    train_on, processor = how.train_on if how.kind == "answers" else "responses", how.processor
 
     def lay_out(conversation: Conversation) -> Sequence[Segment]:
         segments = template.segments(conversation)
-        return sight.spread(segments, conversation.pictures) if sight else segments
+        return processor.spread(segments, conversation.pictures) if processor else segments
 
     for start in range(0, len(conversations), _CHUNK):
         chunk = conversations[start : start + _CHUNK]
@@ -204,8 +204,8 @@ def _rows(conversations: Sequence[Conversation], template: Template, how: Encode
                 good=bool(conversation.good),
                 pictures=conversation.pictures,
             )
-            if sight and whole.pictures:
-                whole = whole._replace(supervised=whole.supervised & ~sight.within(whole.ids, whole.pictures))
+            if processor and whole.pictures:
+                whole = whole._replace(supervised=whole.supervised & ~processor.within(whole.ids, whole.pictures))
             yield Row(conversation, runs, learned, whole)
 
 

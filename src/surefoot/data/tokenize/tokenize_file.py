@@ -24,8 +24,8 @@ from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenizedFile
 from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
+from surefoot.data.tokenize.picture_processor import is_same, refuse_pictures, with_pictures
 from surefoot.data.tokenize.segments import Template
-from surefoot.data.tokenize.sight import is_same, refuse_pictures, with_pictures
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.errors import Fault, InputError
@@ -90,7 +90,7 @@ def tokenize(
                 "chunks": settings.chunks,
                 "encoding": settings.encoding,
                 "kind": settings.kind,
-                "sight": settings.sight and [settings.sight.identity, str(source.folder)],
+                "sight": settings.processor and [settings.processor.identity, str(source.folder)],
                 "after_prompt": settings.after_prompt,
             }
         )
@@ -245,7 +245,7 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
 def _checked(conversation: Conversation, source: Source, settings: TokenizeSettings) -> Conversation:
     """Open the conversation's pictures. Raises RowFault for pictures that cannot be used, and for token ids that mark
     no prompt where the method needs one."""
-    tokens, sight = conversation.tokens, settings.sight
+    tokens, processor = conversation.tokens, settings.processor
     if settings.after_prompt and tokens is not None and all(tokens.learned):
         fix = "add labels, with -100 for the tokens of the prompt, or a completion_mask"
         raise RowFault("has token ids of which none is marked as prompt, so all of them would count as answer", fix)
@@ -253,10 +253,10 @@ def _checked(conversation: Conversation, source: Source, settings: TokenizeSetti
         return refuse_pictures(conversation, "this stage trains on text only", f"choose stage {_STAGES}")
     if settings.encoding == "whole":
         return refuse_pictures(conversation, "data.encoding is whole", "set data.encoding: parts")
-    if sight is None:
+    if processor is None:
         why = "surefoot cannot train this model on pictures"
         return refuse_pictures(conversation, why, "docs/images.md lists the supported models")
-    return with_pictures(conversation, lambda path: sight.look(path, source.folder))
+    return with_pictures(conversation, lambda path: processor.look(path, source.folder))
 
 
 def _is_kept(example: Encoded, settings: TokenizeSettings) -> bool:

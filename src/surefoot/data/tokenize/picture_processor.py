@@ -8,9 +8,9 @@ files; nothing is downloaded.
 A record names its pictures where they appear (parts of a message's content), or lists them in `images` and marks their
 positions in the texts with `<image>`, one mark per picture, in order.
 
-    sight = read_sight(folder, encoder)
-    picture = sight.look("cat.png", Path("data"))
-    named_tensors = sight.pixels([picture])
+    processor = read_processor(folder, encoder)
+    picture = processor.look("cat.png", Path("data"))
+    named_tensors = processor.pixels([picture])
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CODE = "SF-DATA-PICTURE"
 _FETCHED = ("http://", "https://", "data:", "s3://", "gs://", "hf://")
 
 
-def read_sight(folder: str, encoder: TextEncoder, max_pixels: int | None = None) -> Sight | None:
+def read_processor(folder: str, encoder: TextEncoder, max_pixels: int | None = None) -> PictureProcessor | None:
     """Load the image processing of the model in `folder`; None if it is a text model or of an unknown vision family.
 
     max_pixels: limit per picture, instead of the processor's own.
@@ -57,7 +57,7 @@ def read_sight(folder: str, encoder: TextEncoder, max_pixels: int | None = None)
     """
     row = picture_row(Path(folder)) if folder else None
     if row is not None and set(encoder.control.values()).issuperset(row.tokens):
-        return Sight(Path(folder), row, encoder, max_pixels)
+        return PictureProcessor(Path(folder), row, encoder, max_pixels)
     if max_pixels is not None:
         raise _no_pictures()
     return None
@@ -98,8 +98,8 @@ def _processor(folder: Path, row: PictureRow, max_pixels: int | None) -> Any:
     return found
 
 
-class Sight:
-    """Image processing of one model; created by `read_sight`.
+class PictureProcessor:
+    """Image processing of one model; created by `read_processor`.
 
     token_id: id of the token that stands for one feature of a picture.
     ids: ids of all control tokens that a picture is written with.
