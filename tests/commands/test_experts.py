@@ -225,8 +225,11 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in rows(run)]
 
 
+ONE_EACH = {"size": 4, "micro": 1}
+
+
 def on_two(server, base: Path, folder: Path, engine: str, change: str = "", **changes) -> Path:
-    changes = {"batch": {"size": 4, "micro": 1}, "parallel": ENGINES[engine]} | changes
+    changes = {"batch": ONE_EACH, "parallel": ENGINES[engine]} | changes
     log = folder / "log.txt"
     path = str(written(folder, base, "run", **changes))
     assert server.run(["train", path], log, ranks=2, change=change) == 0, log.read_text()
@@ -269,19 +272,33 @@ def test_twin_experts_that_learn_from_the_tokens_of_one_rank_are_noticed(server,
     assert furthest(finished, two)[1] > 10 * TWO_RANKS
 
 
+@pytest.fixture(scope="module")
+def killed(server, base, tmp_path_factory):
+    """The same, killed before its last step: killed(engine, folder) copies it to folder / "run"."""
+
+    @functools.cache
+    def once(engine: str) -> Path:
+        folder = tmp_path_factory.mktemp("killed")
+        path = written(folder, base, "run", batch=ONE_EACH, parallel=ENGINES[engine])
+        assert server.run(["train", str(path)], folder / "log.txt", {"at": "step", "n": 4}, ranks=2) == -9
+        return folder / "run"
+
+    return lambda engine, folder: shutil.copytree(once(engine), folder / "run")
+
+
 @pytest.mark.parametrize("engine", representatives(["fsdp2", "zero2", "zero3"], "fsdp2"))
-def test_killed_on_two_ranks_and_resumed_it_is_the_same_run(server, base, straight, tmp_path, engine):
-    changes = {"batch": {"size": 4, "micro": 1}, "parallel": ENGINES[engine]}
-    path, log = str(written(tmp_path, base, "run", **changes)), tmp_path / "log.txt"
-    assert server.run(["train", path], log, {"at": "step", "n": 4}, ranks=2) == -9
-    assert server.run(["train", path, "--resume"], log, ranks=2) == 0, log.read_text()
-    assert said("verify", straight(engine), "--same-as", tmp_path / "run")[0] == 0
+def test_killed_on_two_ranks_and_resumed_it_is_the_same_run(server, base, straight, killed, tmp_path, engine):
+    run, log = killed(engine, tmp_path), tmp_path / "log.txt"
+    path = written(tmp_path, base, "run", batch=ONE_EACH, parallel=ENGINES[engine])
+    assert server.run(["train", str(path), "--resume"], log, ranks=2) == 0, log.read_text()
+    assert said("verify", straight(engine), "--same-as", run)[0] == 0
 
 
-def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, tmp_path):
-    path, log = written(tmp_path, base, "run", parallel={"engine": "fsdp2"}), tmp_path / "log.txt"
-    assert server.run(["train", str(path)], log, {"at": "step", "n": 4}, ranks=2) == -9
-    assert server.run(["train", str(written(tmp_path, base, "run")), "--resume"], log) == 0, log.read_text()
+def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, killed, tmp_path):
+    killed("fsdp2", tmp_path)
+    path, log = written(tmp_path, base, "run", batch=ONE_EACH), tmp_path / "log.txt"
+    assert server.run(["train", str(path), "--resume"], log) == 0, log.read_text()
+    assert "resuming from" in log.read_text()
     steps, weights = furthest(finished, tmp_path / "run")
     assert (steps <= LOSSES, weights <= TWO_RANKS) == (True, True)
 
