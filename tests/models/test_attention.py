@@ -17,6 +17,7 @@ from surefoot.models.attention import (
     kernels_among,
     observe_kernels,
     verify_attention,
+    wide_context,
 )
 from surefoot.system.errors import EnvironmentFault
 
@@ -26,6 +27,20 @@ IDS = torch.arange(40).reshape(2, 20)
 @pytest.fixture(scope="module")
 def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").train()
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Heads of q, k and v that SDPA gets, and whether it is told that they are grouped."""
+    seen = set()
+    real = F.scaled_dot_product_attention
+
+    def sdpa(q, k, v, **named):
+        seen.add((q.shape[1], k.shape[1], v.shape[1], named.get("enable_gqa", False)))
+        return real(q, k, v, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
+    return seen
 
 
 def forward(model, plan):
@@ -48,20 +63,20 @@ def test_the_planned_kernel_runs_and_another_is_noticed(model, planned, other):
 @pytest.mark.parametrize(
     ("kernels", "heads"), [(("mem_efficient", "math"), 4), (("flash", "mem_efficient", "math"), 2), (("math",), 2)]
 )
-def test_the_memory_efficient_kernel_gets_every_head_where_it_is_the_only_fused_one(model, monkeypatch, kernels, heads):
+def test_the_memory_efficient_kernel_gets_every_head_where_it_is_the_only_fused_one(model, seen, kernels, heads):
     """It takes no grouped ones: torch would run the math kernel, and the run would end before its first step."""
-    seen = set()
-    real = F.scaled_dot_product_attention
-
-    def sdpa(q, k, v, **named):
-        seen.add((q.shape[1], k.shape[1], v.shape[1], named.get("enable_gqa", False)))
-        return real(q, k, v, **named)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sdpa)
     forward(model, attention_plan("sdpa", kernels))()
     assert seen == {(4, heads, heads, heads == 2)}
     forward(model, attention_plan("sdpa", ("math",)))()  # afterwards they are grouped as before
     assert (4, 2, 2, True) in seen
+
+
+@pytest.mark.parametrize(("device", "heads"), [("cuda", 4), ("cpu", 2)])
+def test_a_pass_in_fp32_beside_a_run_gives_every_head_on_a_gpu(model, seen, device, heads):
+    """There it would otherwise keep all scores of tokens x tokens, which the run does not."""
+    with wide_context(torch.device(device)):
+        model(input_ids=IDS)
+    assert seen == {(4, heads, heads, heads == 2)}
 
 
 def test_a_planned_kernel_that_the_device_lacks_does_not_fall_back(model):

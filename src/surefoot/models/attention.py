@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from transformers.integrations import sdpa_attention
@@ -44,6 +45,13 @@ def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
     dispatch = sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value])
     needs_all_heads = "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value
     return _written_out(dispatch) if needs_all_heads else dispatch
+
+
+def wide_context(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which SDPA may use any kernel that supports fp32. On a GPU that must not be the math kernel,
+    which keeps the scores of all pairs of tokens: of two rows of 4,096 in one layer of an 8B model 4 GiB, several
+    times."""
+    return _written_out(nullcontext()) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from helpers.toy_model import toy_examples
-from surefoot.data.batching.batch import DrawnBatch, JudgedBatch, PairBatch
+from surefoot.data.batching.batch import IGNORE, DrawnBatch, JudgedBatch, PairBatch
 from surefoot.data.batching.loader import Layout, to_batch
-from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest
+from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest, with_fewer_targets
 
 PAIRS = [(5, 9), (3, 3), (8, 2), (4, 6), (10, 1)]
 
@@ -104,3 +104,21 @@ def test_the_shortest_are_whole_items_with_so_many_sequences(packed):
     assert (pair.weight, pair.rows.sequences) == (1, 2)
     assert pair.examples == (both.examples[longest.index(min(longest))],)
     assert shortest(both, 1).weight == 1  # one at least
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_fewer_targets_are_the_last_ones_of_each_sequence(packed):
+    batch = to_batch(toy_examples(6), Layout(0, packed=packed))
+    found = with_fewer_targets(batch, 12)
+    before, after = (in_padded_rows(one, 0).rows.targets for one in (batch, found))
+    for row, own in zip(after, before, strict=True):
+        learned = (own != IGNORE).nonzero().flatten()
+        assert (row != IGNORE).nonzero().flatten().tolist() == learned[-2:].tolist()
+    assert (after[after != IGNORE] == before[after != IGNORE]).all()
+    assert found.weight == int((after != IGNORE).sum()) < batch.weight
+    assert found.tokens == batch.tokens
+    assert same(with_fewer_targets(batch, 10_000), batch)
+    both = pairs(Layout(0, packed=packed))
+    fewer = with_fewer_targets(both, 8)
+    assert (fewer.weight, fewer.common, fewer.rows.weight) == (both.weight, both.common, 8)
+    assert with_fewer_targets(both.blank(), 8).weight == 0

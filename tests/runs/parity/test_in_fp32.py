@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -126,9 +127,10 @@ WAYS = {
 
 @pytest.mark.parametrize("way", representatives(WAYS, "dora, packed"))
 def test_a_run_that_was_looked_at_is_the_run_that_nobody_looked_at(workplace, tmp_path, monkeypatch, way):
-    seen = []
+    seen, entered = [], []
     real = in_fp32.compare_formulas
     monkeypatch.setattr(in_fp32, "compare_formulas", lambda *given: seen.append(real(*given)) or seen[-1])
+    monkeypatch.setattr(in_fp32, "wide_context", lambda device: entered.append(device.type) or nullcontext())
 
     def trained(name):
         usual = {"precision": "bf16", "batch": {"size": 8, "micro": 4}, "duration": "3 steps"}
@@ -137,6 +139,7 @@ def test_a_run_that_was_looked_at_is_the_run_that_nobody_looked_at(workplace, tm
 
     looked = trained("looked")
     assert len(seen) == 1
+    assert set(entered) == {"cpu"}
     assert seen[0].compared
     assert not seen[0].wrong
     assert seen[0].error < LIMIT / 50

@@ -50,7 +50,7 @@ class OwnPass:
 
 def own_pass(one: Ready) -> OwnPass:
     """Loss and gradients of two real micro-batches as the run computes them, packed if it packs."""
-    rows = compared_batches(one.run.task, one.loaded.engine, 1)
+    rows = compared_batches(one.run.task, one.loaded.engine, 1, whole=one.run.config.method.teacher)
     padded = [in_padded_rows(batch, one.plan.tokenizer.pad_id) for batch in rows]
     return OwnPass(rows, padded, _pass(one, rows))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from surefoot.data.batching.batch import (
     IGNORE,
     Batch,
@@ -46,6 +48,25 @@ def shortest(batch: Weighted, sequences: int) -> Weighted:
         return sorted(order[: max(sequences // each, 1)])
 
     return _part(batch, pick)
+
+
+def with_fewer_targets(batch: Weighted, most: int) -> Weighted:
+    """Return the batch with about `most` supervised tokens at most, the last ones of each sequence, so that the logits
+    at all of them need little memory. Rollout batches are returned unchanged."""
+    rows = batch.rows
+    if not isinstance(batch, Batch | PairBatch | JudgedBatch) or not rows.sequences:
+        return batch
+    each = max(most // rows.sequences, 1)
+    parts = rows.targets.split(rows.documents, dim=1) if rows.documents else [rows.targets]
+    targets = torch.cat([_last(part, each) for part in parts], dim=1)
+    fewer = replace(rows, targets=targets, weight=int((targets != IGNORE).sum()) if rows.weight else 0)
+    return fewer if isinstance(batch, Batch) else replace(batch, rows=fewer)
+
+
+def _last(targets: torch.Tensor, count: int) -> torch.Tensor:
+    """Keep the last `count` supervised tokens of each row."""
+    supervised = (targets != IGNORE).flip(1).cumsum(dim=1).flip(1)  # from there to the end of the row
+    return targets.where(supervised <= count, IGNORE)
 
 
 def _part(batch: Weighted, pick: Callable[[Sequence[int], int], list[int]]) -> Weighted:

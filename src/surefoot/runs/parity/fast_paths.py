@@ -135,9 +135,10 @@ class _Comparison:
         self._draws = run.config.optim.neftune_alpha is not None or highest_dropout(loaded.engine.model) > 0
         self._step = run.timetable.next_step(loaded.state.step)
         pad = loaded.plan.tokenizer.pad_id
-        self._batches = compared_batches(run.task, loaded.engine, self._step)
+        whole = run.config.method.teacher
+        self._batches = compared_batches(run.task, loaded.engine, self._step, whole=whole)
         self._rows = [in_padded_rows(batch, pad) for batch in self._batches]
-        short = short_batch(run.task, loaded.engine, self._step)
+        short = short_batch(run.task, loaded.engine, self._step, whole=whole)
         self._exact = check_in_fp32(loaded, run.task, paths, short, in_padded_rows(short, pad), self._step)
         self._most_leak = most_leak(TORCH_DTYPE[loaded.plan.precision.compute.value])
         self._plain: dict[bool, Pass] = {}
@@ -303,7 +304,7 @@ def try_compiled(
     """
     plan, engine = loaded.plan, loaded.engine
     step = run.timetable.next_step(loaded.state.step)
-    batches = compared_batches(run.task, engine, step)
+    batches = compared_batches(run.task, engine, step, whole=run.config.method.teacher)
 
     def timed() -> tuple[Pass, float]:
         started = time.perf_counter()

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from torch import nn
 from surefoot.data.batching.batch import Weighted
 from surefoot.kernels.packed_attention import ONLY_16_BITS
 from surefoot.methods.method import LoadedModels, Task
+from surefoot.models.attention import wide_context
 from surefoot.models.decoder import few_layers
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.packing import NAME, reason_of
@@ -248,6 +250,7 @@ def _narrow(model: nn.Module) -> list[torch.Tensor]:
 @contextmanager
 def _in_fp32(loaded: LoadedModels) -> Iterator[LoadedModels]:
     """The same run in fp32: no autocast, no loss scale, any attention kernel that supports fp32, eager, no dropout."""
-    settings = replace(loaded.settings, forward=nullcontext, kernels=nullcontext)
+    kernels = partial(wide_context, loaded.engine.device)
+    settings = replace(loaded.settings, forward=nullcontext, kernels=kernels)
     with exact_products(), widened(_narrow(loaded.engine.model)), eager_mode(loaded.engine.model):
         yield replace(loaded, settings=settings, state=replace(loaded.state, scale=None))
