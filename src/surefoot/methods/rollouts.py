@@ -28,7 +28,7 @@ from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.policy import write_policy
 from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
 from surefoot.models.vllm import VllmRollouts
-from surefoot.planning.parallel import shared_parts
+from surefoot.planning.ahead import draws_alongside
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.posting import server
@@ -200,8 +200,7 @@ class RolloutEngine:
     """The engine that generates a rollout's answers.
 
     follow: updates the engine to the current policy; call it before generating.
-    alongside: whether it generates in a thread while this process trains: a server's answers take none of its models,
-        and weights that every process has whole can be kept for them.
+    alongside: whether it generates in a thread while this process trains.
     """
 
     rollouts: Rollouts
@@ -230,5 +229,4 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
             write_policy(loaded.policy, plan, Path(folder))
             client.synchronize(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
-    shared = shared_parts(plan.parallel.engine.value, plan.parallel.zero_stage)
-    return RolloutEngine(client, follow, alongside="weights" not in shared)
+    return RolloutEngine(client, follow, alongside=draws_alongside(section.engine, plan.parallel))

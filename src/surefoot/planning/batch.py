@@ -194,11 +194,13 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
     states = _states(plan)
     if plan.host_available is not None and plan.host > plan.host_available:
         what = f"needs {size_text(plan.host)} of host memory, but there are {size_text(plan.host_available)}"
-        fix = "set optim.name: adamw_8bit, train an adapter, or leave it out"
-        notes.refuse("parallel.offload", what, fix, NO_MEMORY)
+        of_ahead = plan.host == plan.host_ahead
+        fix = "train an adapter, or leave it out"
+        fix = fix if of_ahead else f"set optim.name: adamw_8bit, {fix}"
+        notes.refuse("grpo.ahead" if of_ahead else "parallel.offload", what, fix, NO_MEMORY)
     elif not memory.fits_host(plan):
         room = f"{size_text(memory.usable(plan.host_available or 0))} usable of {size_text(plan.host_available or 0)}"
-        advice = "set optim.name: adamw_8bit, or train an adapter"
+        advice = "train an adapter, or set " + ("grpo.ahead: 0" if plan.host_ahead else "optim.name: adamw_8bit")
         notes.caution(f"{size_text(plan.host)} of host memory exceed the {room}; if the host runs out, {advice}")
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, but there are {size_text(plan.available)}"
@@ -216,7 +218,7 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
 
 
 def _states(plan: MemoryPlan) -> int:
-    return plan.weights + plan.gradients + plan.optimizer + plan.beside
+    return plan.weights + plan.gradients + plan.optimizer + plan.beside + plan.ahead
 
 
 def _batch(size: Choice[int], count: int, micro: Choice[int], world: int) -> BatchPlan:

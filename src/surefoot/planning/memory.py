@@ -279,6 +279,7 @@ def forecast(
     activations = pictures + kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
     logits = _logits(work, positions)
     elsewhere = work.offloaded and work.kind != "cpu"  # a CPU has one memory
+    host_ahead = work.ahead if work.kind == "cuda" else 0
     trained, narrowed = work.trainable + work.learning, work.narrow / work.trainable if work.trainable else 0.0
     weights = _frozen_bytes(work) + 4 * work.trainable + _cast_bytes(work) + adapter_copies(work)
     weights -= work.narrow * (4 - work.width)
@@ -310,8 +311,10 @@ def forecast(
         recomputed=again if again and again < layers else None,
         apart=gradients + activations + logits - peak,
         holes=_holes(work, activations, per_layer, tokens) + _programs(work),
+        ahead=work.ahead - host_ahead,
         # Beside masters, sums and moments, copies in both directions are under way.
-        host=masters + 4 * trained + work.optimizer + 3 * work.largest if elsewhere else 0,
+        host=host_ahead + (masters + 4 * trained + work.optimizer + 3 * work.largest if elsewhere else 0),
+        host_ahead=host_ahead,
     )
 
 

@@ -211,7 +211,7 @@ def per_rank(whole: MemoryPlan, plan: ParallelPlan, gathered: int, layers: int) 
     # Each keeps fp32 weights that train, their gradients and moments there.
     masters = share("optimizer", whole.gradients)
     kept = found.weights - cast if plan.offload == "all" else 0
-    host = masters + found.gradients + found.optimizer + kept
+    host = whole.host + masters + found.gradients + found.optimizer + kept
     return replace(found, optimizer=0, weights=found.weights - kept, host=host)
 
 

@@ -140,7 +140,9 @@ class MemoryPlan:
     cast: int = 0  # part of `weights`: copies in the dtype of the products
     gathered: int = 0  # weights and gradients that a rank has whole for a moment where an engine shards the weights
     holes: int = 0  # fragmentation of the C library's heap
-    host: int = 0  # bytes of one rank in host memory, not in the total: see `ParallelPlan.offload`
+    ahead: int = 0  # what `grpo.ahead` keeps, where the device has no memory of its own
+    host: int = 0  # bytes of one rank in host memory, not in the total: `ParallelPlan.offload`, and `host_ahead`
+    host_ahead: int = 0  # what `grpo.ahead` keeps, otherwise
     host_available: int | None = None  # host memory of one rank; None: unknown, or a plan for a CPU
 
     def layers_again(self, layers: int) -> int:
@@ -151,7 +153,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        states = self.weights + self.gathered + self.gradients + self.optimizer + self.beside
+        states = self.weights + self.gathered + self.gradients + self.optimizer + self.beside + self.ahead
         return states + self.activations + self.logits + self.holes - self.apart
 
 

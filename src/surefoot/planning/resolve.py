@@ -14,6 +14,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
 from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.ahead import ahead_bytes
 from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.coverage import coverage
@@ -137,6 +138,8 @@ def resolve(
     precision = replace(precision, qat=qat, qat_group=qat_group)
     work = replace(work, precision=precision)
     work = with_offload(work, parallel, config.optim, only_trained(config, model), tokens.added_rows)
+    trained = trainable_tensors(only_trained(config, model), adapter, tokens.added_rows)
+    work = replace(work, ahead=ahead_bytes(config, work, parallel, trained, longest))
     balance = plan_balance(config, model, notes)
     kernels = plan_kernels(
         config,

@@ -55,6 +55,7 @@ class Workload:
     kind: str = "cuda"  # device kind: cpu | cuda | mps
     compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, that a teacher's logits take
     other_logits: bool = False  # whether the teacher's logits of all positions exist at once
+    ahead: int = 0  # bytes that drawing in advance keeps in host memory
     holes: Holes = "none"  # heap fragmentation of the C library
     pictures: Kept = NOTHING  # by the images of a row, until the backward pass has left the vision tower
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import surefoot
 from helpers.faults import raises_fault
 from helpers.http_stub import answering
 from helpers.killed import Killed, killed
@@ -205,3 +207,22 @@ def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, w
 def overwrite(name: str, every: int) -> dict[str, bool]:
     """Before its first checkpoint a run has nothing to go on from."""
     return {"overwrite": True} if name == "cut" and every > 2 else {}
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_the_plan_has_the_weights_that_are_kept(world, tmp_path, kind):
+    """On a CPU in the total. The embedded engine keeps the answers alone, and without `ahead` nothing is kept."""
+    config = config_of(world, tmp_path / "run", kind, ahead=1)
+    server = {"engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
+    answers, both, none = (
+        surefoot.plan(config | {"grpo": config["grpo"] | more}).memory.ahead for more in ({}, server, {"ahead": 0})
+    )
+    model = AutoModelForCausalLM.from_pretrained(world / "base")
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    alongside = Alongside(model)
+    alongside.begin([lambda: None])
+    kept = [one.nbytes for one in alongside._weights]
+    alongside.close()
+    assert both - answers == sum(kept) + max(kept)
+    assert answers > none == 0

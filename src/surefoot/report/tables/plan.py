@@ -236,6 +236,9 @@ def _balance_rows(plan: RunPlan) -> Iterator[Row]:
         yield _row("router_aux_loss_coef", plan.balance, f"{plan.balance.value:g}")
 
 
+_AHEAD = "grpo.ahead: waiting answers, the weights that drew them"
+
+
 def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """Yield (part, forecast, remark) for each part that uses memory, and for the total."""
     memory = plan.memory
@@ -246,6 +249,8 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         yield part, size_text(getattr(memory, part)), ""
     if memory.beside:
         yield "frozen models", size_text(memory.beside), "in addition to the trained model"
+    if memory.ahead:
+        yield "rollouts ahead", size_text(memory.ahead), _AHEAD
     if memory.holes:
         yield "fragmentation", size_text(memory.holes), "of the C library's allocator, as measured"
     if memory.apart:
@@ -253,7 +258,11 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         yield "overlap", f"-{size_text(memory.apart)}", different
     if memory.host:
         room = "" if memory.host_available is None else f" of {size_text(memory.host_available)}"
-        yield "host memory", size_text(memory.host), f"fp32 weights, gradients, optimizer{room}; not in the total"
+        if memory.host > memory.host_ahead:
+            what = f"fp32 weights, gradients, optimizer{room}; not in the total"
+            yield "host memory", size_text(memory.host - memory.host_ahead), what
+        if memory.host_ahead:
+            yield "host memory", size_text(memory.host_ahead), f"{_AHEAD}{room}; not in the total"
     verdict = "fits" if fits(memory) else "more than"
     room = f"{verdict} {size_text(usable(memory.available))} usable of {size_text(memory.available)}"
     yield "total" if plan.parallel.ranks.value == 1 else "total per rank", size_text(memory.total), room
