@@ -74,6 +74,7 @@ REFUSED = [  # a type of records, words, the setting that is refused
     ("chatml.intel", {"reward_model": True}, "datasets"),
     ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
     ("chatml.intel", {"rl": "dpo", "rpo_alpha": 0.5}, "rpo_alpha"),  # schemas/deprecated.py raises
+    ("chat_template.argilla", {"rl": "dpo"}, "datasets"),
     ("chatml.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/dpo has none; kto has
     ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
     ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),

@@ -50,15 +50,21 @@ VARIATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("axolotl", {"datasets": [{"path": "d.jsonl", "type": "chat_template", "split": "train[:90%]"}],
                  "chat_template": "llama3", "use_wandb": True, "wandb_project": "p", "wandb_name": "n"}),
     ("axolotl", {"datasets": [{"path": "d.jsonl", "type": "completion", "field": "story"}], "optimizer": "sgd"}),
+    ("axolotl", {"unfrozen_parameters": ["model.layers.2[0-9]+.mlp", "model.norm", "^lm_head.weight$"]}),
+    ("axolotl", {**LORA, "lora_target_modules": r"model.layers.[\d]+.mlp.up_proj",
+                 "lora_target_parameters": ["experts.down_proj"]}),
     ("factory", {"finetuning_type": "full", "deepspeed": None, "bf16": True, "dataset": "a,b", "val_size": 20}),
     ("factory", {"quantization_bit": 4, "lora_target": "q_proj,v_proj", "template": "qwen3", "enable_thinking": False}),
     ("factory", {"neat_packing": True, "cutoff_len": 512, "mask_history": True, "use_muon": True}),
     ("factory", {"mix_strategy": "interleave_under", "interleave_probs": "0.25,0.75", "dataset": "a,b"}),
     ("factory", {"lr_scheduler_type": "polynomial", "warmup_ratio": 0.1, "max_steps": 50, "eval_strategy": "steps",
                  "eval_steps": 0.2, "eval_dataset": "b", "save_strategy": "no"}),
+    ("factory", {"finetuning_type": "freeze", "freeze_trainable_layers": -3, "freeze_extra_modules": "norm,lm_head"}),
+    ("factory", {"stage": "ppo", "finetuning_type": "full", "reward_model": "r", "reward_model_type": "full"}),
     ("factory", {"use_bos_zero_training": True, "bos_scaling_factor": 0.2, "save_total_limit": 3}),
     ("trl", {**PEFT, "packing": True, "max_length": 256, "lora_target_modules": ["q_proj"], "dtype": "bfloat16"}),
     ("trl", {**PEFT, "max_length": None, "assistant_only_loss": True, "report_to": "wandb", "run_name": "n"}),
+    ("trl", {**PEFT, "load_in_4bit": True, "use_bnb_nested_quant": True, "dtype": "bfloat16", "report_to": "none"}),
     ("trl", {"datasets": [{"path": "a/b", "split": "train[:50%]"}, {"path": "c/d", "name": "s"}], "fp16": True}),
     ("trl", {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True, "num_processes": 2,
              "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}),
@@ -267,6 +273,46 @@ def test_twin_without_the_prompts_field(monkeypatch: pytest.MonkeyPatch) -> None
     assert "field_messages" not in entry
 
 
+PICTURED = {"messages": [{"role": "user", "content": [{"type": "image", "path": "a.png"}]}]}
+QLORA = {"adapter": {"kind": "lora"}, "precision": {"base": "nf4"}}
+PPO: dict[str, Any] = {"stage": "ppo", "ppo": {"reward": "runs/r"}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "record", "expected", "twin"),
+    [
+        ("axolotl", {"model": "Qwen/Qwen2.5-VL-7B-Instruct", "adapter": {"kind": "lora"}}, PICTURED, {
+            "processor_type": "AutoProcessor", "skip_prepare_dataset": True, "remove_unused_columns": False,
+            "freeze_mm_modules": True, "lora_target_linear": True}, {}),
+        ("axolotl", {"model": "org/gemma-3-1b", "data.template": "gemma"}, {}, {"chat_template": "gemma3"},
+         {"model": "org/gemma-2b"}),
+        ("llamafactory", {"model": "org/gemma-3-1b", "data.template": "llamafactory-gemma"}, {}, {"template": "gemma3"},
+         {"model": "org/gemma-2b"}),
+        ("llamafactory", {"model": "Qwen/Qwen3-VL-8B"}, PICTURED, {"template": "qwen3_vl"}, {}),
+        ("llamafactory", {"data.template": "llamafactory-qwen3"}, PICTURED, {"template": "qwen3_vl"}, {}),
+        ("llamafactory", PPO, {}, {"reward_model_type": "full"}, {"adapter": {"kind": "lora"}}),
+        ("llamafactory", {}, {}, {"report_to": "none"}, {"report_to": ["wandb"]}),
+        ("trl", {}, {}, {"report_to": "none"}, {"report_to": ["wandb"]}),
+        ("trl", QLORA, {}, {"dtype": "bfloat16"}, {"precision": {"base": "nf4", "compute": "fp16"}}),
+    ],
+)  # fmt: skip
+def test_settings_that_decide_there_are_written(
+    tool: str, keys: dict[str, Any], record: dict[str, Any], expected: dict[str, Any], twin: dict[str, Any]
+) -> None:
+    """Some have no counterpart here, or another word for the same. twin: these keys and no pictures, and all differ."""
+
+    def settings(record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        data = {"train": {"path": "org/d", "format": "messages"}, "template": keys.get("data.template", "auto")}
+        plain = {"stage": "sft", "model": "org/m", "data": data, "output": "o", **keys, **more}
+        config = config_of({name: value for name, value in plain.items() if "." not in name})
+        ours = Ours(config, "theirs", options=Options(first=lambda path: record))
+        return parse_value(export(targets()[tool], config, set(), ours).text, "")
+
+    found, other = settings(record, {}), settings({}, twin)
+    assert {name: found.get(name) for name in expected} == expected
+    assert all(other.get(name) != value for name, value in expected.items() if name != "lora_target_linear")
+
+
 def test_judged_answers_in_axolotl_have_a_template_of_their_own() -> None:
     """Its prompt_strategies.kto has chatml, llama3 and user-defined layouts, no chat_template."""
     data = {"train": {"path": "org/d", "format": "judged"}}
@@ -279,8 +325,8 @@ def test_judged_answers_in_axolotl_have_a_template_of_their_own() -> None:
     assert read_layout("dpo", {"type": "chat_template.default"}).template is None  # twin: another method has it
 
 
-def test_axolotl_gets_no_pattern_of_trained_modules_and_says_so() -> None:
-    plain = {"stage": "sft", "model": {"path": "m", "trained": ["lm_head"]}, "data": {"train": "org/d"}, "output": "o"}
+def test_axolotl_gets_no_pattern_that_begins_anywhere_and_says_so() -> None:
+    plain = {"stage": "sft", "model": {"path": "m", "trained": [".*norm"]}, "data": {"train": "org/d"}, "output": "o"}
     fates = {one.key: one for one in written("axolotl", config_of(plain)).fates}
     assert (fates["model.trained"].outcome, bool(fates["model.trained"].why)) == ("different", True)
     twin = written("axolotl", config_of({**plain, "model": "m"}))

@@ -10,7 +10,8 @@ has changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.dump import plain_config
@@ -56,6 +57,13 @@ class Ours:
         return self.options.first(path)
 
     @property
+    def sees(self) -> bool:
+        """Whether pictures are trained on, as far as the config and the first records tell."""
+        records = [self.record(source["path"]) for source in self.train]
+        told = self["vision.tower"] == "trained" or self["data.max_pixels"] is not None
+        return told or any(record and (record.get("images") or _pictured(record)) for record in records)
+
+    @property
     def evaluates(self) -> bool:
         return self["data.eval"] != "none"
 
@@ -77,6 +85,13 @@ class Ours:
 
 def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def _pictured(value: Any) -> bool:
+    """Whether there is a picture among the parts of a message."""
+    if isinstance(value, Mapping):
+        return value.get("type") in ("image", "image_url") or any(map(_pictured, value.values()))
+    return isinstance(value, list) and any(map(_pictured, value))
 
 
 Back = Callable[[Ours], Any]
@@ -247,10 +262,23 @@ def longest_or_null(ours: Ours) -> Any:
 
 def targets(ours: Ours) -> Any:
     """PEFT's target_modules: names, all-linear, or a pattern as a string."""
-    named = ours["adapter.targets"]
-    if isinstance(named, list) and len(named) == 1 and named[0].startswith(PATTERN):
-        return named[0].removeprefix(PATTERN)
-    return named
+    return name_or_pattern(ours["adapter.targets"])
+
+
+def name_or_pattern(named: Any) -> Any:
+    """Return a pattern that stands alone as a string, anything else as it is."""
+    alone = isinstance(named, list) and len(named) == 1 and named[0].startswith(PATTERN)
+    return named[0].removeprefix(PATTERN) if alone else named
+
+
+def of_model(ours: Ours, names: Iterable[str]) -> str | None:
+    """Return the longest name of a template that the model's name contains, None for none."""
+    model = _squashed(ours["model.path"])
+    return max((name for name in names if _squashed(name) in model), key=len, default=None)
+
+
+def _squashed(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def pair_losses(ours: Ours) -> list[str]:

@@ -96,8 +96,8 @@ _TARGET = Target(
     "axolotl.yaml",
     lambda ours: {"train": ROWS} if ours["stage"] in _STAGES else {},
     back.start,
-    fixed=lambda ours: {"remove_unused_columns": False} if ours.facts.records == "judged" else {},
+    fixed=back.fixed,
     always=("micro_batch_size", "gradient_accumulation_steps"),
-    remarks={"model.trained": "all train unless you write unfrozen_parameters: patterns of parameters, not modules"},
+    remarks={"model.trained": "all train: unfrozen_parameters match from the start of a parameter's name"},
 )
 AXOLOTL = Tool(TOOL, claims_command, from_command, claims_file, from_file, environment_note, target=_TARGET)

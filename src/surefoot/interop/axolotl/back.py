@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefoot.config.sections import PATTERN
 from surefoot.families.templates import OWN, OWN_OR, is_jinja
 from surefoot.interop import backward
 from surefoot.interop.axolotl.layouts import kinds, read_layout
-from surefoot.interop.backward import Ours, processes, variables
+from surefoot.interop.backward import Ours, name_or_pattern, of_model, processes, variables
 from surefoot.interop.shared_rules import written_split
 from surefoot.system.locations import data_kind
 
@@ -40,7 +39,8 @@ def template(ours: Ours) -> str | None:
         return "jinja"
     fallback, name = (FALLBACK, name.removeprefix(OWN_OR)) if name.startswith(OWN_OR) else ("", name)
     same = [theirs for theirs, (mine, _) in TEMPLATES.items() if mine == name]
-    found = next((theirs for theirs in same if TEMPLATES[theirs][1] == begins), next(iter(same), None))
+    same = [theirs for theirs in same if TEMPLATES[theirs][1] == begins] or same
+    found = of_model(ours, same) or next(iter(same), None)
     return f"{fallback}{found}" if found and name != OWN else None
 
 
@@ -114,8 +114,7 @@ def modules(ours: Ours) -> Any:
     named = ours["adapter.targets"]
     if not isinstance(named, list):
         return None
-    pattern = next((one.removeprefix(PATTERN) for one in named if one.startswith(PATTERN)), None)
-    return pattern or [one for one in named if not one.startswith(_STACKED)] or None
+    return name_or_pattern([one for one in named if not one.startswith(_STACKED)]) or None
 
 
 def parameters(ours: Ours) -> list[str] | None:
@@ -125,8 +124,18 @@ def parameters(ours: Ours) -> list[str] | None:
 
 
 def processor(ours: Ours) -> str | None:
-    sees = ours["vision.tower"] == "trained" or ours["data.max_pixels"] is not None
-    return "AutoProcessor" if sees else None
+    return "AutoProcessor" if ours.sees else None
+
+
+def frozen_sight(ours: Ours) -> bool | None:
+    """freeze_mm_modules"""
+    return True if ours.sees and ours["vision.tower"] == ours["vision.projector"] == "frozen" else None
+
+
+def fixed(ours: Ours) -> dict[str, bool]:
+    """What Axolotl demands: columns of judged answers, and of pictures, are read when a batch is made."""
+    kept = {"remove_unused_columns": False} if ours.sees or ours.facts.records == "judged" else {}
+    return kept | ({"skip_prepare_dataset": True} if ours.sees else {})
 
 
 def _rows_in_one(ours: Ours) -> int:

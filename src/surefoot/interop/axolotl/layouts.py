@@ -16,7 +16,7 @@ from surefoot.system.messages import nearest_word
 
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
-_CHAT = ("chat_template", "chat_template.default", "chat_template.argilla", "chat_template.argilla_chat")
+_CHAT = ("chat_template", "chat_template.default", "chat_template.argilla_chat")
 # Record layout -> {surefoot field: record field}. Fields that are not listed have the same name.
 _PAIRS: Mapping[str, Mapping[str, str]] = {
     "default": {},

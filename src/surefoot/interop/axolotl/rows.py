@@ -9,6 +9,7 @@ from surefoot.interop.axolotl import back
 from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
 from surefoot.interop.axolotl.processes import OWN_BATCH, SAME_BATCH
+from surefoot.interop.axolotl.trained import unfrozen
 from surefoot.interop.backward import (
     clipped,
     differs,
@@ -111,9 +112,9 @@ _ROWS: tuple[Row, ...] = (
     joint("quantize_moe_experts", False, ("precision.base",), "the experts of a mixture stay in 16 bits here"),
     joint("lora_target_parameters", None, ("adapter.targets",), back=back.parameters),
     joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text, back=back.processor),
-    joint("freeze_mm_modules", False, ("vision",), "tower and projector"),
+    joint("freeze_mm_modules", False, ("vision",), "tower and projector", back=back.frozen_sight),
     joint("unfrozen_parameters", None, ("model.trained", "vision"), "modules of the language model", type=names,
-          back=never),
+          back=unfrozen),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template"), back=back.train),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from surefoot.config.sections import PATTERN
+from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, switch, targets_or_pattern
@@ -213,3 +214,11 @@ def _modules(pattern: str) -> str:
     whole = bool(end[0])
     escaped = _ESCAPED.sub(r"\\.", pattern[: end.start()] if whole else pattern).removeprefix("^")
     return escaped if whole else f"{escaped}.*"
+
+
+def unfrozen(ours: Ours) -> list[str] | None:
+    """unfrozen_parameters, if each pattern of model.trained is one that a pattern of Axolotl's becomes."""
+    trained = ours["model.trained"] or []
+    begins = [one.removesuffix(".*") if one.endswith(".*") else f"{one}.weight$" for one in trained]
+    plain = [one.replace(r"\.", ".") for one in begins]
+    return plain if plain and [_modules(one) for one in plain] == trained else None

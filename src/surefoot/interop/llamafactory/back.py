@@ -5,15 +5,17 @@ Sources that already are entries of one description keep its folder and names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from surefoot.families.other_templates import PREFIX
-from surefoot.interop.backward import Ours, Sources, processes, variables
+from surefoot.interop.backward import Ours, Sources, of_model, processes, variables
 from surefoot.interop.llamafactory.data import PICTURED, SAME, UNTHINKING
 from surefoot.system.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
+from surefoot.system.errors import InputError
 from surefoot.system.locations import DESCRIPTION, data_kind, is_address, is_function, is_hub_data
 
 ONLINE = "ONLINE"  # dataset_dir if every name is a data set of the hub
@@ -142,12 +144,13 @@ def shares(ours: Ours) -> str | None:
 
 
 def template(ours: Ours) -> str | None:
-    """LLaMA-Factory's name of the template, or of its own that has the same name as surefoot's."""
+    """LLaMA-Factory's name of the template: of several alike the model's, and one with pictures if there are some."""
     name = ours["data.template"]
     plain = "qwen3" if name == PREFIX + UNTHINKING else name.removeprefix(PREFIX)
-    if ours["data.max_pixels"] is not None and plain not in PICTURED:
-        plain = next((one for one in PICTURED if SAME[one].name == name), plain)
-    return plain if plain in SAME else None
+    row = SAME.get(plain)
+    seeing = [one for one in PICTURED if SAME[one] is row or (row is None and ours.sees)]
+    usual = next(iter(seeing), plain) if ours.sees and plain not in PICTURED else plain
+    return of_model(ours, seeing) or (usual if row else None)
 
 
 def targets(ours: Ours) -> str | None:
@@ -159,6 +162,17 @@ def reward_model(ours: Ours) -> str | None:
     name = ours["ppo.reward"]
     models = name is not None and not (is_address(name) or is_function(name) or name.startswith("entry_point:"))
     return name if models else None
+
+
+def reward_type(ours: Ours) -> str | None:
+    """reward_model_type: full for a folder with a whole model, and where LLaMA-Factory demands it."""
+    if (name := reward_model(ours)) is None:
+        return None
+    for kind, file in (("lora", "adapter_config.json"), ("full", "config.json")):
+        with contextlib.suppress(InputError):
+            ours.options.read(f"{name}/{file}")
+            return kind
+    return "lora" if ours["adapter"] else "full"
 
 
 def start(ours: Ours, method: str, path: str) -> list[str]:

@@ -327,7 +327,7 @@ FINETUNING = (
     joint("reward_model", None, ("ppo.reward",), type=text, back=back.reward_model),
     joint("reward_model_adapters", None, (), "refused: merge them first", type=text),
     joint("reward_model_quantization_bit", None, (), "refused", type=whole),
-    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused", back=never),
+    joint("reward_model_type", "lora", ("ppo.reward",), "lora or full; api is refused", back=back.reward_type),
     joint("ld_alpha", None, (), "refused", type=number),
     refused("use_galore", False, "surefoot has no GaLore", "use adapter: lora, or optim: adafactor"),
     *all_listed("belongs to use_galore", galore_target="all", galore_rank=16, galore_update_interval=200),

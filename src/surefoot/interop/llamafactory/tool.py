@@ -182,6 +182,7 @@ _TARGET = Target(
     rows=lambda ours: {"train": ROWS} if ours["stage"] in STAGES.values() else {},
     start=back.start,
     fixed=lambda ours: {"do_train": True},
+    always=("report_to",),
     files=back.files,
     origin=back.origin,
 )

@@ -157,7 +157,10 @@ def set_weights(draft: Draft) -> None:
     if draft["load_in_4bit"]:
         both = "" if draft["use_bnb_nested_quant"] else "here with double quantization"
         draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
-        draft.drop("the base is in 4 bits", "dtype")
+        if DTYPES.get(str(draft["dtype"]).removeprefix("torch.")) == draft.written("precision.compute"):
+            draft.note("dtype", "carried", "", "precision.base")
+        else:
+            draft.note("dtype", "changed", "products are computed in the type of training", "precision.base")
         return
     draft.drop("nothing is quantized", "load_in_4bit", "use_bnb_nested_quant")
     set_base(draft, "dtype", trained=not draft["use_peft"])
@@ -318,5 +321,14 @@ TRL = Tool(
     claims_file,
     from_file,
     log=lambda translation: ToolLog(row=trainer_row),
-    target=Target(NAME, "trl.yaml", _fitting, back.start, files=back.files, origin=back.origin, remarks=back.REMARKS),
+    target=Target(
+        NAME,
+        "trl.yaml",
+        _fitting,
+        back.start,
+        always=("report_to",),
+        files=back.files,
+        origin=back.origin,
+        remarks=back.REMARKS,
+    ),
 )

@@ -21,9 +21,10 @@ _LISTED = ("orpo", "cpo", "gkd")  # methods that are scripts, not commands
 
 
 def weights(ours: Ours) -> str | None:
-    """dtype: of frozen weights; trained ones are in fp32."""
-    frozen = ours["adapter"] is not None
-    return next((theirs for theirs, mine in DTYPES.items() if frozen and mine == ours["precision.base"]), None)
+    """dtype: of frozen weights, or of the products with 4-bit ones; trained weights are in fp32."""
+    frozen, base = ours["adapter"] is not None, ours["precision.base"]
+    kept = {"auto": "bf16"}.get(compute := ours["precision.compute"], compute) if base == "nf4" else base
+    return next((theirs for theirs, mine in DTYPES.items() if frozen and mine == kept), None)
 
 
 def _plain(ours: Ours) -> dict[str, Any]:
