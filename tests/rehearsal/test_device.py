@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.tiny_models import tiny_llama
 from rehearsal.runs import ON_THE_PRETEND_GPU
+from surefoot.models.load import load_model
 
 pytestmark = ON_THE_PRETEND_GPU
 
@@ -131,3 +133,16 @@ def test_rows_of_documents_are_attended_to_one_by_one(groups):
     torch.testing.assert_close(found.float().cpu(), wanted, atol=2e-2, rtol=2e-2)  # rounding to bf16
     for own, other in zip(gradients, wide, strict=True):
         torch.testing.assert_close(own, other.grad, atol=5e-2, rtol=5e-2)
+
+
+def test_a_models_weights_arrive_as_they_are_in_the_file_and_tied_ones_stay_tied(tmp_path):
+    base = tiny_llama(tmp_path, tied=True)
+    here, there = (
+        load_model(base, dtype=torch.float32, attention_implementation="sdpa", device=torch.device(device))
+        for device in ("cpu", "cuda")
+    )
+    assert {one.device.type for one in (*there.parameters(), *there.buffers())} == {"cuda"}
+    assert there.lm_head.weight is there.model.embed_tokens.weight
+    assert there.state_dict().keys() == here.state_dict().keys()
+    for name, tensor in here.state_dict().items():
+        assert torch.equal(there.state_dict()[name].cpu(), tensor), name

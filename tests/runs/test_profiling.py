@@ -5,6 +5,8 @@ import gzip
 import json
 import re
 import shutil
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,6 +199,37 @@ def test_each_phase_has_what_went_by_since_the_last(clock):
     assert re.findall(r"imports|data|probes|model", found.sentence()) == ["imports", "data", "model"]
 
 
+@pytest.mark.parametrize("ends", ["late", "in time", "in an error"])
+def test_a_phase_that_takes_long_is_told_with_the_seconds_so_far(clock, monkeypatch, ends):
+    told, timers = [], []
+
+    class Timer(SimpleNamespace):
+        """Goes off when the test says so, unless it was canceled."""
+
+        def __init__(self, seconds, function):
+            super().__init__(after=seconds, function=function, on=False)
+            timers.append(self)
+
+        def start(self):
+            self.on = True
+
+        def cancel(self):
+            self.on = False
+
+    monkeypatch.setattr(profiling.threading, "Timer", Timer)
+    found = Phases(imports=5.0, tell=told.append)
+    with suppress(ValueError), found.during("weights", "loading"):
+        [timer] = timers
+        if ends == "in an error":
+            raise ValueError
+        clock[0] += 7.0
+        if ends == "late" and timer.on:
+            timer.function()
+    assert not timer.on
+    assert [gives(line, 12) and gives(line, "loading") for line in told] == [True] * (ends == "late")
+    assert found.to_json() == {"imports": 5.0} | ({} if ends == "in an error" else {"weights": 7.0})
+
+
 def test_without_a_process_of_its_own_imports_are_not_told(clock):
     found = Phases()
     assert re.findall(r"[\d.]+", found.sentence()) == ["0.0"]
@@ -218,6 +251,15 @@ def test_the_report_compares_the_peak_with_what_the_process_held_before(folder, 
 
 def test_a_run_tells_its_phases_and_records_them(folder, profiled):
     [rank] = json.loads((folder / "profiled" / "environment.json").read_text())["ranks"]
-    assert rank["start_seconds"].keys() == {"imports", "planning", "data", "probes", "model", "comparison"}
+    assert rank["start_seconds"].keys() == {
+        "imports",
+        "planning",
+        "data",
+        "probes",
+        "weights",
+        "model",
+        "comparison",
+        "hashes",
+    }
     [told] = re.findall(r"ready in ([\d.]+) s", profiled)
     assert float(told) == pytest.approx(sum(rank["start_seconds"].values()), abs=0.06)  # rounded to a tenth

@@ -10,6 +10,7 @@ versions) are left to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from surefoot.models.quiet import quiet_libraries
 from surefoot.models.value_head import is_of_value_head
 from surefoot.models.wrapped import LEFT_OUT, auto_class, freeze_wrapper, is_wrapper, left_out, says_tied
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
+
+_MOVERS = 4  # threads that copy weights to a device; transformers reads files with as many
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -89,7 +92,7 @@ def load_model(
     if converted and notify:
         notify(layout_message(folder, converted.layouts, value_head=bool(converted.value_head)))
     tensors = converted.tensors if converted else tensors
-    model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
+    _move(model, device)
     faults = [*_key_faults(info, stored, folder), *_non_finite(model, tensors, stored, folder, dtype)]
     if faults:
         raise InputError(faults)
@@ -101,6 +104,17 @@ def load_model(
     if vocab_rows is not None:
         resize_vocabulary(model, vocab_rows)
     return model
+
+
+def _move(model: PreTrainedModel, device: torch.device) -> None:
+    """Put the model on the device. Its weights are still pages of the files, which one thread after the other would
+    read, map and copy one at a time."""
+    own = list(model.parameters())
+    if device.type != "cpu":
+        with ThreadPoolExecutor(_MOVERS) as movers:
+            for one, moved in zip(own, movers.map(lambda one: one.data.to(device), own), strict=True):
+                one.data = moved
+    model.to(device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
 
 
 def _loop_over_narrow_experts(model: PreTrainedModel) -> None:

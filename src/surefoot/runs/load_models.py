@@ -31,6 +31,7 @@ from surefoot.planning.fast_paths import CUTTING, EXPERTS
 from surefoot.planning.parallel import frees_casts, holds_narrow, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.runs.parity.experts import experts_record
+from surefoot.runs.profiling import Phases
 from surefoot.runs.requirements import require_libraries
 from surefoot.system import process
 from surefoot.system.allocator import KeptMemory, mapped_bytes
@@ -69,12 +70,14 @@ def load_models(
     base: Path,
     checkpoint: Checkpoint | None,
     ranks: Ranks = ALONE,
+    phases: Phases | None = None,
 ) -> LoadedModels:
     """Load, adapt and shard the models of a plan, restore a checkpoint, and compare the result with the plan.
 
     base: folder of the base model.
     checkpoint: where to continue; None at the start.
     ranks: the process group's ranks; all of them must call this.
+    phases: records how long the policy's weights took.
 
     Raises InputError for a damaged model and EnvironmentFault if the loaded model differs from the plan.
     """
@@ -91,6 +94,8 @@ def load_models(
     whole_fits = choice.name in ("single", "ddp") and choice.narrow is None
     at_first = device if whole_fits else torch.device("cpu")
     policy = load_policy(config, plan, base, checkpoint, at_first)
+    if phases is not None:
+        phases.end("weights")
     install_bos_scaling(policy, plan.tokenizer.bos_scale.value)
     build = functions_of(config.stage).build
     # Before `build`, which may put more adapters into the policy.

@@ -81,9 +81,9 @@ def prepare(
     check_answers(config, data)
     lengths = lengths_of(config, data)
     phases.end("data")
-    plan = with_template(plan_of(config, existing, lengths), data)
+    with phases.during("probes", "measuring this machine, once for each shape of a model"):
+        plan = with_template(plan_of(config, existing, lengths), data)
     plan = replace(plan, origin=origin) if origin else plan
-    phases.end("probes")
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "a custom objective may not support packed rows", "default")
     carry_template(tokenizer, data, plan.tokenizer)

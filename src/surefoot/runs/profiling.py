@@ -1,7 +1,9 @@
 """Profile a run: the phases before step 1, and the steps that `--profile N` times and traces.
 
-phases = Phases(imports=hardware.process_seconds())
+phases = Phases(imports=hardware.process_seconds(), tell=console.say)
 phases.end("data")          # time since the last call
+with phases.during("weights", "loading the weights"):   # says so if it takes long
+    ...
 console.say(phases.sentence())
 
 with profiled(job, options, arithmetic, run_folder, done, observer) as job:
@@ -10,6 +12,7 @@ with profiled(job, options, arithmetic, run_folder, done, observer) as job:
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -213,21 +216,42 @@ def _clocked(window: Window, part: Literal["checkpoint", "evaluation"], function
 COMPILE = "compile"
 START = "start_seconds"  # key in environment.json, per rank
 _SHOWN = 0.05  # seconds; shorter phases are not shown
+_LONG = 5.0  # seconds without a line, after which a user may think that the run hangs
 
 
 class Phases:
-    """Wall-clock seconds by phase, in order. imports: seconds since the process started; 0 if it was not started for
-    this run."""
+    """Wall-clock seconds by phase, in order.
 
-    def __init__(self, imports: float = 0.0) -> None:
+    imports: seconds since the process started; 0 if it was not started for this run.
+    tell: called from another thread with a line about a phase that takes long.
+    """
+
+    def __init__(self, imports: float = 0.0, tell: Callable[[str], object] = lambda line: None) -> None:
         self.seconds: dict[str, float] = {"imports": imports} if imports else {}
+        self._tell = tell
         self._since = time.perf_counter()
+
+    @contextmanager
+    def during(self, phase: str, doing: str) -> Iterator[None]:
+        """Count the block's time as this phase. doing: what it does, told if it takes long."""
+        timer = threading.Timer(_LONG, lambda: self._tell(f"after {self._now:.0f} s: {doing} ..."))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self.end(phase)
 
     def end(self, phase: str) -> None:
         """Add the time since the last call (or the beginning) to this phase; a phase may have several parts."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
         self._since = now
+
+    @property
+    def _now(self) -> float:
+        return self.whole + time.perf_counter() - self._since
 
     @property
     def whole(self) -> float:

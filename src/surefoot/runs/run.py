@@ -94,7 +94,7 @@ class RunOptions:
 
 def train_run(config: RunConfig, mode: Mode, console: Console, options: RunOptions = RunOptions()) -> int:
     """Run `config` and return the exit code: 0 finished, 75 stopped and resumable. Raises SurefootError on failure."""
-    phases = Phases(hardware.process_seconds() if options.typed else 0.0)
+    phases = Phases(hardware.process_seconds() if options.typed else 0.0, console.say)
     options = replace(options, custom=with_named(config, options.custom))
     ranks, launcher = find_ranks(config)
     with CrashTraces() as traces, open_session(ranks, config.parallel.timeout, launcher) as session:
@@ -106,7 +106,7 @@ def train_run(config: RunConfig, mode: Mode, console: Console, options: RunOptio
         with captured_libraries(console):
             _say(console, options.tool_log.started())
             while (code := _lead_run(config, mode, console, session, options, phases, traces)) is None:
-                phases, options = Phases(), replace(options, commits=None)
+                phases, options = Phases(tell=console.say), replace(options, commits=None)
                 mode = "resume"  # the same as if this process had been killed and started again
                 gc.collect()  # models are in reference cycles; without this, old and new ones would both be in memory
             return code
@@ -151,7 +151,8 @@ def _lead_run(
     # A thread is enough: hashlib releases the GIL, so the files are hashed beside the loading.
     with hashed_in_background(run.base) as hashes:
         run, loaded, verified = load_and_check(run, session, options.custom, console, phases)
-        base = hashes()
+        with phases.during("hashes", "hashing the files of the base model"):
+            base = hashes()
     if run.resumed:
         check_base(run.folder, run.base, base)
     shares = session.gather("share", {**loaded.share, START: phases.to_json()})

@@ -58,18 +58,16 @@ def load_and_check(
     before = {} if run.plan.device.value == "cuda" else {MEMORY_BEFORE: resident_bytes()}
     with session.activity.during("setting up"), device_faults("set-up", run.config, run.plan):
         session.start_group(run.plan.device.value)
-        loaded = _set_up(run, session, console)
-        phases.end("model")
-        compiled = _try_compiled(run, loaded, console)
-        if compiled:
+        loaded = _set_up(run, session, console, phases)
+        if compiled := _try_compiled(run, loaded, console):
             phases.end(COMPILE)
-        # Before the fast paths: they would be blamed for errors of a custom loss or of BOS scaling.
-        own = _verify_objective(run, loaded, custom)
-        bos = _verify_bos(run, loaded)
-        plan, paths = check_fast_paths(run, loaded, partial(_caution, console))
-        kernels = _verify_padded_attention(replace(run, task=_with_batches(run, plan)), loaded)
-        plan = refit_micro_batches(run, plan, loaded.engine, partial(_caution, console))
-        phases.end("comparison")
+        with phases.during("comparison", "comparing with the plain code"):
+            # Before the fast paths: they would be blamed for errors of a custom loss or of BOS scaling.
+            own = _verify_objective(run, loaded, custom)
+            bos = _verify_bos(run, loaded)
+            plan, paths = check_fast_paths(run, loaded, partial(_caution, console))
+            kernels = _verify_padded_attention(replace(run, task=_with_batches(run, plan)), loaded)
+            plan = refit_micro_batches(run, plan, loaded.engine, partial(_caution, console))
         share = {**loaded.share, **before, **({_FAST_PATHS: paths} if paths else {})}
         verified = {**loaded.verified, **compiled, **own, **bos, "kernels": kernels}
         run = replace(run, plan=plan, task=_with_batches(run, plan))
@@ -161,9 +159,10 @@ def _watched(
     return watched
 
 
-def _set_up(run: PreparedRun, session: Session, console: Console) -> LoadedModels:
+def _set_up(run: PreparedRun, session: Session, console: Console, phases: Phases) -> LoadedModels:
     """Load the models. A best checkpoint that fails verification is dropped; the next evaluation sets a new one."""
-    loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint, session.ranks)
+    with phases.during("model", "loading and checking the model"):
+        loaded = load_models(run.config, run.plan, run.base, run.existing.checkpoint, session.ranks, phases)
     loaded = replace(loaded, state=replace(loaded.state, rollbacks=run.existing.rollbacks))
     best = loaded.state.best if run.config.checkpoint.best != "none" else None
     faults = verify_checkpoint(run.folder / f"checkpoint-{best.step}") if best else []
