@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.faults import raises_fault
+from helpers.faults import gives, raises_fault
+from helpers.stored_forms import in_gptq
+from surefoot.families.files import read_json
 from surefoot.models import folder as folder_module
-from surefoot.models.folder import read_config, stored_tensors
+from surefoot.models.folder import read_config, stored_tensors, unpacked_caution
 from surefoot.system.errors import InputError
 
 
@@ -151,6 +153,15 @@ def test_weights_that_are_stored_quantized_are_no_fault_of_the_config(model, sto
         read_config(model)
     assert caught.value.exit_code == 3
     assert "precision.base: nf4 or int8" in caught.value.faults[0].fix
+
+
+def test_plain_weights_whose_config_says_that_they_are_packed_are_told_apart(model, tmp_path):
+    """As of a model that was dequantized and saved with its old config."""
+    assert unpacked_caution(model) is None
+    in_gptq(model, tmp_path / "plain")
+    assert unpacked_caution(model) is None
+    set_config(tmp_path / "plain", quantization_config=read_json(model / "config.json")["quantization_config"])
+    assert gives(unpacked_caution(tmp_path / "plain") or "", "GPTQ")
 
 
 @pytest.mark.parametrize(

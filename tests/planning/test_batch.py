@@ -183,6 +183,22 @@ class TestExpertsThatMakeTheDifference:
         assert gives(caution, size_text(plans[1]).split()[0])
 
 
+@pytest.mark.parametrize(
+    ("asked", "bits", "adapts"),
+    [
+        ({"adapter": None}, [], True),
+        ({"precision": {"base": "fp32"}}, ["16", "4"], False),
+        ({"precision": {"base": "bf16"}}, ["4"], False),
+    ],
+)
+def test_a_refusal_advises_what_the_run_does_not_do_yet(decide, asked, bits, adapts):
+    with pytest.raises(InputError) as refused:
+        decide(hardware="t4", **({"adapter": {"kind": "lora", "rank": 16}} | asked))
+    (fault,) = [one for one in refused.value.faults if one.code == "SF-MEMORY"]
+    assert gives(fault.fix, "adapter") == adapts
+    assert [bit for bit in ("16", "4") if gives(fault.fix, bit)] == bits
+
+
 def test_usable_leaves_room_for_what_is_not_counted():
     assert usable(10 * GIB) == 8 * GIB
 

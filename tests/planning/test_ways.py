@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from helpers.faults import gives
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
 from surefoot.commands.main import main
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
@@ -72,6 +73,17 @@ def test_the_smallest_number_of_gpus_is_named(planning):
     half = many.gpus // 2
     fewer = made(with_keys(config, {**many.keys, "parallel.nproc": half}), module.RanksFacts(half, half, True))
     assert not fits(fewer.memory)
+
+
+def test_ranks_hold_all_weights_in_host_memory_before_they_are_sharded(planning):
+    """8,030,261,248 weights in fp32 in each of 8 processes: 239.3 GiB, where a host has them. LoRA's base stays in its
+    files."""
+    (many,) = [way for way in planning(preset("a40"), **FULL)[0] if way.gpus > 1]
+    assert (many.gpus, many.host) == (8, 8 * 4 * 8_030_261_248)
+    assert gives(way_cells(many)[1], "239.3")
+    small, large = (planning(replace(preset("a40"), host=size * GIB), **FULL)[0] for size in (250, 300))
+    assert [any(way.gpus > 1 for way in ways) for ways in (small, large)] == [False, True]  # 224 GiB are usable of 250
+    assert not any(way.host for way in planning(preset("l4"), **FULL | {"adapter": {"kind": "lora"}})[0])
 
 
 def test_a_way_that_only_adds_a_change_is_left_out(planning, monkeypatch):

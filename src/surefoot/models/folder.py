@@ -150,6 +150,18 @@ def plain_tensors(folder: Path) -> dict[str, LazyTensor]:
     return decoded(tensors, stored) if stored and stored_form(stored) else tensors
 
 
+def unpacked_caution(folder: Path) -> str | None:
+    """Return a caution if config.json names a quantized form, but no weight is stored in it."""
+    stored = read_json(folder / "config.json").get(_STORED)
+    if not stored or not (form := stored_form(stored)):
+        return None
+    tensors = lazy_tensors(stored_tensors(folder))
+    plain = decoded(tensors, stored)
+    if any(plain.get(name) is not one for name, one in tensors.items()):
+        return None
+    return f"{folder / 'config.json'} says {form}, but its weights are plain: they are used as they are"
+
+
 def _stored_quantized(folder: Path, path: Path, stored: Any) -> Fault:
     """Return the fault for an unsupported quantized model. stored: quantization_config of config.json."""
     named = stored if isinstance(stored, dict) else {}

@@ -92,13 +92,13 @@ def plan_batch(
     size = Choice(request.size, f"{'asked for' if asked else 'the usual size'}{unit}", "user" if asked else "default")
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, needed = _automatic(size, count, decide, forecast, lighter, busy, longest, world, notes)
+        plan, needed = _automatic(work, size, count, decide, forecast, lighter, busy, longest, world, notes)
         if documents and lengths:
             plan = _in_tokens(plan, count, lengths, longest, work.rows, kind, world)
         return plan, needed
     choice = decide(request.micro, forecast)
     plan = forecast(request.micro, choice)
-    _warn(plan, lighter(request.micro, choice), request.micro, longest, notes)
+    _warn(work, plan, lighter(request.micro, choice), request.micro, longest, notes)
     return _batch(size, count, Choice(request.micro, "asked for", "user"), world), plan
 
 
@@ -109,6 +109,7 @@ def examples_of_step(request: BatchConfig, mean: float) -> int:
 
 
 def _automatic(
+    work: Workload,
     size: Choice[int],
     count: int,
     decide: Callable[[int, Forecast], Recompute],
@@ -135,7 +136,7 @@ def _automatic(
     # The same number of micro-batches of even size: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
     micro = math.ceil(own / math.ceil(own / rows))
     plan = forecast(micro, choice)
-    _warn(plan, lighter(micro, choice), micro, longest, notes)
+    _warn(work, plan, lighter(micro, choice), micro, longest, notes)
     return _batch(size, count, Choice(micro, reason, "hardware"), world), plan
 
 
@@ -186,7 +187,7 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
     return Choice(True, reason, "hardware"), None
 
 
-def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int, notes: Notes) -> None:
+def _warn(work: Workload, plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int, notes: Notes) -> None:
     """Refuse a run whose states do not fit, because they are exact; only warn about activations, which are a forecast.
 
     lighter: the forecast with a mixture's experts frozen, if that is an option.
@@ -195,16 +196,17 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
     if plan.host_available is not None and plan.host > plan.host_available:
         what = f"needs {size_text(plan.host)} of host memory, but there are {size_text(plan.host_available)}"
         of_ahead = plan.host == plan.host_ahead
-        fix = "train an adapter, or leave it out"
-        fix = fix if of_ahead else f"set optim.name: adamw_8bit, {fix}"
+        smaller = ["set optim.name: adamw_8bit"] * (not of_ahead) + ["train an adapter"] * (work.adapter is None)
+        fix = ", ".join([*smaller, "or leave it out"]) if smaller else "leave it out"
         notes.refuse("grpo.ahead" if of_ahead else "parallel.offload", what, fix, NO_MEMORY)
     elif not memory.fits_host(plan):
         room = f"{size_text(memory.usable(plan.host_available or 0))} usable of {size_text(plan.host_available or 0)}"
-        advice = "train an adapter, or set " + ("grpo.ahead: 0" if plan.host_ahead else "optim.name: adamw_8bit")
+        advice = "train an adapter, or set " if work.adapter is None else "set "
+        advice += "grpo.ahead: 0" if plan.host_ahead else "optim.name: adamw_8bit"
         notes.caution(f"{size_text(plan.host)} of host memory exceed the {room}; if the host runs out, {advice}")
     if states > plan.available:
         what = f"weights, gradients and optimizer need {size_text(states)}, but there are {size_text(plan.available)}"
-        fix = "train an adapter, keep the base in 16 bits, or use a smaller model"
+        fix = _smaller(work)
         if lighter and _states(lighter) <= lighter.available:
             fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or use a smaller model"
         notes.refuse("model", what, fix, NO_MEMORY)
@@ -215,6 +217,14 @@ def _warn(plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int
         room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
         forecast = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
         notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
+
+
+def _smaller(work: Workload) -> str:
+    """What makes weights, gradients and optimizer smaller."""
+    if work.adapter is None:
+        return "train an adapter, or use a smaller model"
+    bits = {"fp32": "16 or 4 bits", "nf4": ""}.get(work.precision.base.value, "4 bits")
+    return f"keep the base in {bits}, or use a smaller model" if bits else "use a smaller model"
 
 
 def _states(plan: MemoryPlan) -> int:

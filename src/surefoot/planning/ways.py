@@ -23,7 +23,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.batch import examples_of_step
 from surefoot.planning.limits import step_flops, work_of
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.memory import fits, fits_host
+from surefoot.planning.memory import fits, fits_host, usable
 from surefoot.planning.parallel import RanksFacts, holds_narrow
 from surefoot.planning.plan import PLAIN, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, MODEL
@@ -62,6 +62,13 @@ class Way:
     gpus: int
     rate: float | None
 
+    @property
+    def host(self) -> int:
+        """Bytes of host memory, of all ranks: what the optimizer has there, or whole weights in fp32 until they are
+        sharded. Those of a frozen base stay in the files."""
+        whole = 4 * self.plan.trainable * self.gpus if self.gpus > 1 and self.plan.adapter is None else 0
+        return max(self.plan.memory.host, whole)
+
 
 def is_too_large(error: InputError) -> bool:
     """Whether a config was refused for its memory alone."""
@@ -80,7 +87,9 @@ def ways_to_fit(
     for keys, plan, gpus in _fitting(config, resolve, hardware):
         rate = _rate(config, plan, model, fabric or FABRICS["a40"], lengths)
         known = fabric is not None and not config.method.rollouts and plan.precision.compute.value != "fp32"
-        found.append((gpus / rate, Way(keys, plan, gpus, rate if known else None)))
+        way = Way(keys, plan, gpus, rate if known else None)
+        if gpus == 1 or hardware.host is None or way.host <= usable(hardware.host):
+            found.append((gpus / rate, way))
     found = [one for one in found if not any(_is_better(other, one) for other in found)]
     return [way for _, way in sorted(found, key=lambda one: one[0])]
 
@@ -89,7 +98,7 @@ def _is_better(one: tuple[float, Way], other: tuple[float, Way]) -> bool:
     """Whether `one` changes a part of what the other changes, and is worse in nothing but memory of the GPU."""
     (cost, way), (other_cost, than) = one, other
     fewer = way.keys.items() < than.keys.items()
-    return fewer and way.gpus <= than.gpus and way.plan.memory.host <= than.plan.memory.host and cost <= other_cost
+    return fewer and way.gpus <= than.gpus and way.host <= than.host and cost <= other_cost
 
 
 def with_keys(config: RunConfig, keys: Keys) -> RunConfig:
@@ -203,10 +212,9 @@ _NOTHING = "nothing that was tried fits: a shorter data.max_length, a smaller mo
 def way_cells(way: Way) -> tuple[str, ...]:
     """One text per column."""
     rate = f"~{float(f'{way.rate:.2g}'):,.0f}" if way.rate else "?"
-    memory = way.plan.memory
     values = {key: f"{value:g}" if isinstance(value, float) else value for key, value in way.keys.items()}
     keys = " ".join(f"{key}={value}" for key, value in values.items())
-    return f"{memory.total / 2**30:.1f}", size_text(memory.host) if memory.host else "", rate, keys
+    return f"{way.plan.memory.total / 2**30:.1f}", size_text(way.host) if way.host else "", rate, keys
 
 
 def way_lines(ways: Sequence[Way]) -> list[str]:

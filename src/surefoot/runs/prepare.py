@@ -16,7 +16,7 @@ from surefoot.methods.examples import all_fields_read
 from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Task
 from surefoot.methods.table import functions_of
-from surefoot.models.folder import resolve_folder, stored_tensors
+from surefoot.models.folder import resolve_folder, stored_tensors, unpacked_caution
 from surefoot.models.load import layout_caution
 from surefoot.planning.packing import without_packing
 from surefoot.planning.plan import Origin, RunPlan
@@ -137,8 +137,9 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
 
 def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -> Iterator[str]:
     """Yield warnings that need config, model and data together."""
-    if caution := layout_caution(base):
-        yield caution
+    for caution in (layout_caution(base), unpacked_caution(base)):
+        if caution:
+            yield caution
     warmup = make_schedule(config, task, timetable).warmup
     if warmup >= timetable.total_steps:
         takes = counted(warmup, "step")
