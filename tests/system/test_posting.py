@@ -1,12 +1,13 @@
 """Asking a server: retries, time limits, and one line for whatever goes wrong."""
 
+import threading
 from contextlib import contextmanager
 
 import pytest
 
 from helpers.http_stub import answering
 from surefoot.system.errors import EnvironmentFault, InputError
-from surefoot.system.posting import Server, server
+from surefoot.system.posting import Hangup, Server, server
 
 
 def quick(stub, **limits) -> Server:
@@ -81,3 +82,36 @@ def test_a_password_is_not_repeated():
     with pytest.raises(InputError) as raised:
         server("http://me:secret@host", "key")
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_requests_under_way_can_be_given_up(monkeypatch, watched):
+    """And are not made again. The twin's connection is not known."""
+    asked, goes_on, found = threading.Event(), threading.Event(), []
+
+    def silent(*_):
+        asked.set()
+        assert goes_on.wait(60)
+        return 200, 1
+
+    def ask():
+        try:
+            found.append(given.post("/", 1))
+        except EnvironmentFault as error:
+            found.append(error.faults[0].code)
+
+    if not watched:
+        monkeypatch.setattr(Hangup, "watch", lambda own, connection: None)
+    with answering(silent) as stub:
+        given, thread = quick(stub, timeout=120.0), threading.Thread(target=ask)
+        thread.start()
+        assert asked.wait(60)
+        given.hangup()
+        thread.join(60 if watched else 0.2)
+        assert thread.is_alive() != watched
+        goes_on.set()
+        thread.join()
+        assert found == ["SF-SERVER" if watched else 1]
+        with refused(stub.address + "/again"):
+            given.post("/again", 1)
+        assert [path for path, _ in stub.asked] == ["/"]

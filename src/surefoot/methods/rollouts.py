@@ -201,11 +201,13 @@ class RolloutEngine:
 
     follow: updates the engine to the current policy; call it before generating.
     alongside: whether it generates in a thread while this process trains.
+    give_up: ends a server's requests that are under way; it takes no others afterwards.
     """
 
     rollouts: Rollouts
     follow: Callable[[], None]
     alongside: bool = False
+    give_up: Callable[[], None] = lambda: None
 
 
 def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> RolloutEngine:
@@ -221,7 +223,8 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
         return RolloutEngine(rollouts, lambda: None)
     assert engine.world == 1, "the plan refuses a server beside several processes"
     assert section.vllm_url is not None, "config.contradictions asks for it"
-    client = VllmRollouts(server(section.vllm_url, f"{config.method.section}.vllm_url"))
+    asked = server(section.vllm_url, f"{config.method.section}.vllm_url")
+    client = VllmRollouts(asked)
 
     def follow() -> None:
         # In the run folder: that disk has room for checkpoints, and a server reads the files by their path.
@@ -229,4 +232,4 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
             write_policy(loaded.policy, plan, Path(folder))
             client.synchronize(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
-    return RolloutEngine(client, follow, alongside=draws_alongside(section.engine, plan.parallel))
+    return RolloutEngine(client, follow, draws_alongside(section.engine, plan.parallel), asked.hangup)

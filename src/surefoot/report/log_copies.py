@@ -137,7 +137,8 @@ def mend_logs(run: Path, checkpoint: Path) -> list[str]:
         if check.fault is not None:
             found.append(f"{path}: {check.fault.what}; repaired from {checkpoint.name}")
         there = _content(path) or b""
-        if check.name == trainer_log.NAME:  # drop rows after the checkpoint, also damaged ones
+        # Drop rows after the checkpoint, also damaged ones; and answers that were asked for before it and scored later.
+        if check.name in (trainer_log.NAME, events.ANSWERS):
             new = copy
         elif check.fault is None:
             new = there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from surefoot.families.files import TOKENIZER_FILES, read_json
 from surefoot.families.templates import is_jinja, is_users_own
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
+from surefoot.planning.ahead import draws_alongside
 from surefoot.planning.disk import DiskForecast, checkpoints_kept, disk_forecast, model_bytes
 from surefoot.planning.plan import RunPlan
 from surefoot.system import durable, hardware
@@ -104,7 +106,10 @@ def disk_of(config: RunConfig, plan: RunPlan, saves: int | None = None) -> DiskF
     base = resolve_folder(config.model.path, config.model.revision, weights=False)
     tokenizer = sum((base / name).stat().st_size for name in TOKENIZER_FILES if (base / name).is_file())
     merged = _merged_bytes(config, base)
-    return disk_forecast(plan, keep, best=best, saves=saves, merged=merged, averaged=averaged, tokenizer=tokenizer)
+    found = disk_forecast(plan, keep, best=best, saves=saves, merged=merged, averaged=averaged, tokenizer=tokenizer)
+    drawing = config.method.rollouts and config.grpo.ahead and draws_alongside(config.grpo.engine, plan.parallel)
+    # The weights that draw beside an update.
+    return replace(found, checkpoint=found.checkpoint + 4 * plan.trainable) if drawing else found
 
 
 def _merged_bytes(config: RunConfig, base: Path) -> int:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
+import socket
+import threading
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +28,26 @@ _LARGEST = 256 * 2**20  # maximum bytes of an answer
 _SHOWN = 160  # characters shown of a server's message
 
 
+class Hangup:
+    """Ends the requests that are under way, and refuses further ones. Called from another thread than theirs."""
+
+    def __init__(self) -> None:
+        self.done, self._lock = threading.Event(), threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self.done.set()
+            for one in self._sockets:
+                _shut(one)
+
+    def watch(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._sockets.add(connection)
+            if self.done.is_set():
+                _shut(connection)
+
+
 @dataclass(frozen=True)
 class Server:
     """An HTTP server that takes and returns JSON.
@@ -31,12 +56,14 @@ class Server:
     timeout: seconds without a byte.
     tries: number of requests in total.
     pause: seconds before the second request, doubled before each further one.
+    hangup: gives up all requests.
     """
 
     address: str
     timeout: float = 120.0
     tries: int = 3
     pause: float = 1.0
+    hangup: Hangup = field(default_factory=Hangup, repr=False, compare=False)
 
     def post(self, path: str, body: Any) -> Any:
         """Return the JSON value of the answer, None if the answer is not JSON. Raises EnvironmentFault (exit 3) if the
@@ -68,16 +95,53 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+class _Request(urllib.request.Request):
+    """hangup: watches its connection."""
+
+    def __init__(self, url: str, body: bytes | None, hangup: Hangup):
+        super().__init__(url, data=body, headers={"Content-Type": "application/json"})
+        self.hangup = hangup
+
+
+class _Http(urllib.request.HTTPHandler):
+    def do_open(self, http_class: Any, req: Any, **how: Any) -> Any:
+        return super().do_open(partial(_watched, http_class, req.hangup), req, **how)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def do_open(self, http_class: Any, req: Any, **how: Any) -> Any:
+        return super().do_open(partial(_watched, http_class, req.hangup), req, **how)
+
+
+def _watched(kind: Callable[..., Any], hangup: Hangup, *given: Any, **how: Any) -> Any:
+    """Make a connection of this kind whose socket `hangup` ends."""
+    connection = kind(*given, **how)
+    connect = connection.connect
+
+    def connect_and_watch() -> None:
+        connect()
+        hangup.watch(connection.sock)
+
+    connection.connect = connect_and_watch
+    return connection
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects(), _Http(), _Https())
 
 
 def _ask(server: Server, path: str, body: bytes | None) -> Any:
     where = server.address + path
-    request = urllib.request.Request(where, data=body, headers={"Content-Type": "application/json"})
+    request, given_up = _Request(where, body, server.hangup), server.hangup.done
     trouble = ""
     for turn in range(server.tries):
-        if turn:
-            time.sleep(server.pause * 2 ** (turn - 1))
+        if given_up.wait(server.pause * 2 ** (turn - 1) if turn else 0):
+            trouble = "was given up, because the run ends"
+            break
         try:
             with _OPENER.open(request, timeout=server.timeout) as answer:
                 return _value(where, answer.read(_LARGEST + 1))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,10 @@ from helpers.killed import Killed, killed
 from helpers.tiers import representatives
 from helpers.vllm_answers import completion
 from methods.grpo.test_run import config_of, rows_of, run, vowels, world
+from surefoot.config.load import check_config
 from surefoot.methods.grpo.alongside import Alongside
 from surefoot.methods.rollouts import RolloutEngine
+from surefoot.runs.output_folder import disk_of
 from surefoot.training import step as training_step
 
 __all__ = ["world"]
@@ -85,7 +89,7 @@ def equal(one, other) -> bool:
 def waits_for_answers(monkeypatch) -> None:
     real = RolloutEngine.__init__
     monkeypatch.setattr(
-        RolloutEngine, "__init__", lambda own, rollouts, follow, alongside=False: real(own, rollouts, follow, False)
+        RolloutEngine, "__init__", lambda own, rollouts, follow, *more: real(own, rollouts, follow, False, *more[1:])
     )
 
 
@@ -148,28 +152,87 @@ def test_the_answers_of_the_next_rollout_are_drawn_during_the_update(world, tmp_
     assert meetings == [True] * 5
 
 
-@pytest.mark.parametrize("every", representatives([2, 9], 2))
-def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, every):
+# Checkpoints of the kill point, what else, and what the last one before it asks for: (step, number of the rollout).
+KILLED = ((2, {}, [[2, 2]]), (9, {}, None), (1, {"epochs": 2, "rollout_batches": 2, "redraw": 2}, [[1, 1]]))
+
+
+@pytest.mark.parametrize(("every", "more", "asked"), representatives(KILLED, KILLED[0], KILLED[2]))
+def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, every, more, asked):
     found = []
     for name in ("whole", "cut"):
         with drawing(world) as (address, _):
-            config = served(world, tmp_path / name, address) | {"checkpoint": {"every": f"{every} steps", "keep": 9}}
+            config = served(world, tmp_path / name, address, **more)
+            config |= {"checkpoint": {"every": f"{every} steps", "keep": 9}}
             if name == "cut":
                 with killed(training_step, "accumulate_gradients", 4):
                     run(config)
-            run(config, vowels, **({"resume": True} if name == "cut" and every == 2 else {}), **overwrite(name, every))
+            run(config, vowels, **({"resume": True} if name == "cut" and asked else {}), **overwrite(name, every))
             found.append(results(config))
     assert equal(*found)
-    state = tmp_path / "cut" / "checkpoint-2" / "state.json"
-    if every == 2:
-        assert [one["rollout"] for one in json.loads(state.read_text())["stage"]["ahead"]] == [2]
+    if asked:
+        state = tmp_path / "cut" / f"checkpoint-{3 if every == 1 else 2}" / "state.json"
+        assert json.loads(state.read_text())["stage"]["drawing"] == asked
 
 
-@pytest.mark.parametrize("waits", representatives([True, False], True))
-def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, waits):
-    """After a rollback the next attempt loads its models and uses the server. The twin does not wait."""
+@pytest.mark.parametrize("puts_in", [True, False])
+def test_interrupted_while_a_server_is_silent_it_waits_for_nothing_and_goes_on_bit_for_bit(
+    world, tmp_path, monkeypatch, puts_in
+):
+    """The twin draws again with the weights of the checkpoint, not with those that drew."""
+    silent, goes_on, real = threading.Event(), threading.Event(), training_step.accumulate_gradients
 
-    asked, goes_on, close = threading.Event(), threading.Event(), Alongside.close
+    def is_silent_in_the_third_rollout():
+        nonlocal answers
+        with lock:
+            answers += 1
+            late = answers > 16
+        if late:
+            silent.set()
+            assert goes_on.wait(STUCK)
+
+    def interrupts(*args, **how):
+        nonlocal updates
+        updates += 1
+        if updates == 2:
+            assert silent.wait(STUCK)
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **how)
+
+    answers, updates, lock = 0, 0, threading.Lock()
+    with drawing(world) as (address, server), monkeypatch.context() as patched:
+        config = served(world, tmp_path / "cut", address)
+        server.before_an_answer = is_silent_in_the_third_rollout
+        patched.setattr(training_step, "accumulate_gradients", interrupts)
+        before = drawing_ahead()
+        assert not surefoot.train(config, reward=vowels, stream=io.StringIO()).finished
+        assert drawing_ahead() == before
+        goes_on.set()
+    with drawing(world) as (address, _), monkeypatch.context() as patched:
+        if not puts_in:
+            patched.setattr(Alongside, "resume", draws_with_the_weights_that_are_there)
+        config["grpo"]["vllm_url"] = address
+        run(config, resume=True)
+    with drawing(world) as (address, _):
+        whole = served(world, tmp_path / "whole", address)
+        run(whole)
+    assert equal(results(whole), results(config)) == puts_in
+
+
+def draws_with_the_weights_that_are_there(own, draw):
+    if own.asked and not own._draws:
+        own._follow()
+        own._submit(draw)
+
+
+def drawing_ahead() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("rollouts ahead")]
+
+
+@pytest.mark.parametrize("gives_up", representatives([True, False], True))
+def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, gives_up):
+    """After a rollback the next attempt loads its models and uses the server, which answers no more in the meantime.
+    The twin does not give its requests up."""
+    asked, goes_on = threading.Event(), threading.Event()
 
     def dies(*args, **how):
         assert asked.wait(STUCK)
@@ -184,24 +247,17 @@ def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, w
             asked.set()
             assert goes_on.wait(STUCK)
 
-    def ends(own):
-        if waits:
-            goes_on.set()
-            close(own)
-
-    def drawing_ahead():
-        return [one for one in threading.enumerate() if one.name.startswith("rollouts ahead")]
-
     answers, lock, before = 0, threading.Lock(), drawing_ahead()
     monkeypatch.setattr(training_step, "accumulate_gradients", dies)
-    monkeypatch.setattr(Alongside, "close", ends)
+    if not gives_up:
+        monkeypatch.setattr(Alongside, "close", lambda own: None)
     with drawing(world) as (address, server):
         server.before_an_answer = holds
         with pytest.raises(Killed):
             run(served(world, tmp_path / "run", address))
         left = [one for one in drawing_ahead() if one not in before]
         goes_on.set()
-    assert bool(left) != waits
+    assert bool(left) != gives_up
 
 
 def overwrite(name: str, every: int) -> dict[str, bool]:
@@ -214,15 +270,18 @@ def test_the_plan_has_the_weights_that_are_kept(world, tmp_path, kind):
     """On a CPU in the total. The embedded engine keeps the answers alone, and without `ahead` nothing is kept."""
     config = config_of(world, tmp_path / "run", kind, ahead=1)
     server = {"engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
-    answers, both, none = (
-        surefoot.plan(config | {"grpo": config["grpo"] | more}).memory.ahead for more in ({}, server, {"ahead": 0})
-    )
+    configs = [check_config(config | {"grpo": config["grpo"] | more}) for more in ({}, server, {"ahead": 0})]
+    plans = [surefoot.plan(one) for one in configs]
+    answers, both, none = (one.memory.ahead for one in plans)
+    sizes = [disk_of(*one).checkpoint for one in zip(configs, plans, strict=True)]
+    assert sizes[1] - sizes[0] == 4 * plans[0].trainable
+    assert sizes[0] == sizes[2]
     model = AutoModelForCausalLM.from_pretrained(world / "base")
     if kind == "lora":
         model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
-    alongside = Alongside(model)
-    alongside.begin([lambda: None])
-    kept = [one.nbytes for one in alongside._weights]
+    alongside = Alongside(model, lambda: None, lambda: None)
+    alongside.begin([(1, 1)], lambda step, number: None)
+    kept = [one.nbytes for one in alongside.weights]
     alongside.close()
     assert both - answers == sum(kept) + max(kept)
     assert answers > none == 0

@@ -14,7 +14,7 @@ A run that ends without a group with spread, or without a non-zero gradient, has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -22,13 +22,14 @@ import torch
 
 from surefoot.data.batching.groups import GroupEpisode, groups_from_tensors, groups_to_tensors
 from surefoot.data.batching.rollouts import Cycles
+from surefoot.methods.grpo.alongside import Alongside
 from surefoot.methods.method import Notify
 from surefoot.methods.ppo.holds import too_many_left_out
 from surefoot.methods.rollouts import require_same, under
 from surefoot.system.errors import Diverged, Fault, NothingLearned
 from surefoot.training.report import StepReport
 
-_EPISODES, _AHEAD = "episodes.", "ahead.{}."
+_EPISODES, _AHEAD, _DRAWING = "episodes.", "ahead.{}.", "drawing.{}"
 # Multiples of `patience`: rollouts without spread that end a run that never had any, or once had some.
 _NEVER, _LOST = 2, 10
 _NOTHING = "SF-NOTHING-LEARNED"
@@ -92,16 +93,15 @@ class GroupMemory:
 
     episodes: episodes of the current rollout; empty if it was held back.
     ahead: rollouts generated in advance, by number.
-    settle: completes `ahead` with rollouts that are still being drawn.
-    notify: shows a message to the user.
     """
 
-    def __init__(self, numbers: Numbers, cycles: Cycles, patience: int, notify: Notify):
+    def __init__(self, numbers: Numbers, cycles: Cycles, patience: int, notify: Notify, alongside: Alongside[Any]):
+        """notify: shows a message to the user. alongside: rollouts that are still being drawn."""
         self.numbers = numbers
         self.episodes: tuple[GroupEpisode, ...] = ()
         self.ahead: dict[int, tuple[tuple[GroupEpisode, ...], Figures]] = {}
-        self.settle: Callable[[], None] = lambda: None
         self._cycles, self._patience, self._notify = cycles, patience, notify
+        self._alongside = alongside
         self._step = 0
 
     def restore(self, step: int, carried: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
@@ -115,7 +115,7 @@ class GroupMemory:
             return
         numbers = dict(carried)
         records = numbers.pop("records")
-        waiting = numbers.pop("ahead", [])
+        waiting, asked = numbers.pop("ahead", []), numbers.pop("drawing", [])
         numbers.setdefault("moved", True)  # earlier versions did not record it
         require_same(self.numbers.made_with, then=numbers["made_with"])
         self.numbers, self._step = Numbers(**numbers), step
@@ -127,6 +127,8 @@ class GroupMemory:
             )
             for one in waiting
         }
+        self._alongside.asked = [(step, number) for step, number in asked]
+        self._alongside.weights = [tensors[_DRAWING.format(place)] for place in range(len(under("drawing.", tensors)))]
 
     def keep(self, rollouts: range) -> None:
         """Keep only these rollouts generated in advance: after a rollback others may follow."""
@@ -212,18 +214,19 @@ class GroupMemory:
         return self.numbers.metrics
 
     def to_json(self) -> Mapping[str, Any]:
-        self.settle()
         waiting = [
             {"rollout": number, "records": [one.number for one in episodes], "figures": asdict(figures)}
             for number, (episodes, figures) in self.ahead.items()
         ]
         own = {**asdict(self.numbers), "records": [one.number for one in self._unfinished()]}
-        return own | ({"ahead": waiting} if waiting else {})
+        drawing = [list(one) for one in self._alongside.asked]
+        return own | ({"ahead": waiting} if waiting else {}) | ({"drawing": drawing} if drawing else {})
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         parts = {_EPISODES: self._unfinished()}
         parts |= {_AHEAD.format(number): episodes for number, (episodes, _) in self.ahead.items()}
-        return {start + name: one for start, own in parts.items() for name, one in groups_to_tensors(own).items()}
+        found = {start + name: one for start, own in parts.items() for name, one in groups_to_tensors(own).items()}
+        return found | {_DRAWING.format(place): one for place, one in enumerate(self._alongside.weights)}
 
     def _unfinished(self) -> tuple[GroupEpisode, ...]:
         """Answers that later steps of this cycle still use."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -63,17 +62,19 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     if environment is not None and config.grpo.environment is not None:
         made_with["grpo.environment"] = environment.identity
         rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
-    memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify)
+    engine = rollout_engine(config, run.plan, loaded)
+    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model, engine.follow, engine.give_up)
+    memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify, alongside)
     if loaded.checkpoint is not None:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
     if sentence := dropout_caution(highest_dropout(loaded.policy)):
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
-    engine = rollout_engine(config, run.plan, loaded)
     waits, totals, talks = Waits(notify), loaded.engine.totals, None
     if environment is not None:
         marks = turn_marks(config, run.plan.tokenizer, run.tokenizer, task.data, environment.role)
-        recorded = Recorded(Path(config.output), loaded.engine.rank, loaded.state.step)
+        since = min([loaded.state.step, *(step for step, _ in alongside.asked)])
+        recorded = Recorded(Path(config.output), loaded.engine.rank, since)
         talks = open_talks(config, environment, marks, run.tokenizer, recorded, totals, waits, notify)
     answering = Answering(
         rollouts=engine.rollouts,
@@ -95,9 +96,7 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         ),
         waits=waits,
     )
-    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model)
     cycle = _Cycle(run, loaded, cycles, memory, engine, answering, reference, notify, alongside)
-    memory.settle = cycle.settle
     evaluate = None if task.data.eval is None else cycle.evaluate
     ends = {"check_end": memory.check_end, "close": alongside.close}
     return replace(task, ready=cycle.ready, memory=memory, evaluate=evaluate, **ends)
@@ -120,6 +119,7 @@ class _Cycle:
     def ready(self, step: int, prompts: Sequence[object]) -> list[GroupBatch]:
         """Return this rank's micro-batches of the step. The given prompts are ignored: they follow from the step."""
         place, plan = self.cycles.place(step), self.run.plan
+        self.alongside.resume(self._first)
         if place.begins:
             self._roll_out(step, place)
         order = {int(one): rank for rank, one in enumerate(self.cycles.episodes(self.run.config.seed, place))}
@@ -133,7 +133,8 @@ class _Cycle:
     def evaluate(self, step: int, give_up: Callable[[], bool]) -> Measured | None:
         """Evaluate the answers to the held-out prompts. All are generated and scored at once; a signal is only checked
         before."""
-        if give_up():
+        self.alongside.resume(self._first)
+        if give_up() or not self.alongside.arrived(give_up):
             return None
         started = time.perf_counter()
         data, config = self.run.task.data.eval, self.run.config
@@ -176,7 +177,7 @@ class _Cycle:
         for number in missing[: len(missing) - len(later)]:
             self.memory.ahead[number] = self._make(*self._first(step, number))
         if later:
-            self.alongside.begin([partial(self._first, step, number) for number in later])
+            self.alongside.begin([(step, number) for number in later], self._first)
         try:
             self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
         except Diverged:
@@ -187,8 +188,8 @@ class _Cycle:
             raise
 
     def settle(self) -> None:
-        """Wait for rollouts that a server draws alongside, and make their episodes: before the server gets other
-        weights, and before a checkpoint, which has all rollouts in advance."""
+        """Wait for rollouts that a server draws alongside, and make their episodes, before the server gets other
+        weights."""
         with self.alongside.taken() as drawn:
             for step, number, answers in drawn:
                 self.memory.ahead[number] = self._make(step, number, answers)
