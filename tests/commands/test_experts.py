@@ -262,7 +262,7 @@ def test_on_two_ranks_it_is_the_same_run(straight, base, finished, engine):
     spread = [[(row["expert_busiest"], row["experts_idle"]) for row in rows(run)] for run in (finished, two)]
     assert spread[0] == spread[1]
     used = [rank["fast_paths"]["adapter"] for rank in json.loads((two / "environment.json").read_text())["ranks"]]
-    form = None if engine == "ddp" else "experts"
+    form = "experts" if engine in ("fsdp2", "zero3") else None
     assert [(one["used"], one.get("form")) for one in used] == [(True, form)] * 2
     assert apart(logits(by_peft(base, two)), logits(by_peft(base, finished))) <= TWO_RANKS
 

@@ -182,6 +182,11 @@ def _old_gradients(engine: Any) -> None:
     engine._forget = forget
 
 
+def _reduce_as_they_come(engine: Any) -> None:
+    del engine._zero.reduce_ready_partitions_and_remove_grads
+    del engine._zero.overlapping_partition_gradients_reduce_epilogue
+
+
 def _step_without_update(engine: Any) -> None:
     def discard() -> None:
         engine._zero.step()  # with the gate closed
@@ -194,6 +199,7 @@ BREAKS: dict[str, Callable[[Any], None]] = {
     "mean": _mean_over_ranks,
     "no reduce": _no_reduce,
     "old gradients": _old_gradients,
+    "reduce as they come": _reduce_as_they_come,
     "step without update": _step_without_update,
     "norm of own share": _norm_of_own_share,
     "step that was refused": _step_that_was_refused,
@@ -247,10 +253,12 @@ def trained(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
     }
 
 
-def shared(ranks: Ranks, case: Case, choice: EngineChoice, last: str = "default") -> dict[str, Any]:
+def shared(
+    ranks: Ranks, case: Case, choice: EngineChoice, last: str = "default", *, turning: bool = False
+) -> dict[str, Any]:
     """Steps whose loss runs one trunk under two adapters, as an actor and a critic do, and the first of them again, on
     other rows: layers that are done several times in one backward pass, each with some of its gradients. last: the
-    adapter of the last pass."""
+    adapter of the last pass. turning: the second rank runs the passes the other way round."""
     model: Any = tiny(case.kind)
     model.add_adapter("critic", model.peft_config["default"])
     for name, parameter in model.named_parameters():
@@ -258,18 +266,25 @@ def shared(ranks: Ranks, case: Case, choice: EngineChoice, last: str = "default"
 
     def objective(model: Any, batch: Batch) -> LossSum:
         outs = []
-        for adapter, rows in (("default", batch), ("critic", batch), (last, turned(batch))):
+        passes = [("default", batch), ("critic", batch), (last, turned(batch))]
+        back = turning and ranks.rank == 1
+        for adapter, rows in passes[::-1] if back else passes:
             with torch.no_grad():  # PEFT also switches what trains, which is not meant here
                 needs = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
                 model.set_adapter(adapter)
                 for name, parameter in model.named_parameters():
                     parameter.requires_grad_(needs[name])
             outs.append(sft_loss(model, rows))
+        outs = outs[::-1] if back else outs
         return LossSum(outs[0].loss + 2 * outs[1].loss + 3 * outs[2].loss, outs[0].sums)
 
     engine = engine_for(case, choice, ranks, model)
     reports = steps(engine, case, ranks, objective=objective)
     return {"state": snapshot(engine), "losses": [report.loss for report in reports]}
+
+
+def turning(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    return shared(ranks, case, choice, "critic", turning=True)
 
 
 def turned(batch: Batch) -> Batch:

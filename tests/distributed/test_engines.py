@@ -113,6 +113,16 @@ def test_several_passes_through_one_trunk_add_up(engine):
     assert furthest(other["state"], first["state"])[1] > MOMENTS
 
 
+@pytest.mark.parametrize("engine", representatives(["ddp", "zero1", "zero2"], "zero2"))
+def test_ranks_that_complete_gradients_in_different_orders_add_up_the_same_ones(engine):
+    case = Case("lora", limits=None)
+    one, (first, _) = engine_cases.shared(ALONE, case, SINGLE, "critic"), _pair("turning", case, engine)
+    assert furthest(one["state"], first["state"]) <= (WEIGHTS, MOMENTS)
+    if engine == "zero2":  # twin
+        first, _ = _pair("turning", replace(case, broken="reduce as they come"), engine)
+        assert furthest(one["state"], first["state"])[1] > MOMENTS
+
+
 TWO = {"limits": (("actor", 0.1), ("critic", None)), "rates": (("actor", RATE), ("critic", 3 * RATE))}
 
 

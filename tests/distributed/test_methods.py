@@ -33,6 +33,7 @@ ENGINES = {
     "zero2": {"engine": "deepspeed", "zero_stage": 2},
     "zero3": {"engine": "deepspeed", "zero_stage": 3},
 }
+WHOLE = ("ddp", "zero2")  # each rank has all weights, so it takes the paths of one process
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": {"adapter": {"kind": "lora", "rank": 4, "alpha": 8}},
     "dora": {"adapter": {"kind": "dora", "rank": 4, "alpha": 8}},
@@ -145,11 +146,13 @@ def world(tmp_path_factory) -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """losses: of all steps. weights: all that the run wrote, by file and name. answers: lines of answers.jsonl."""
+    """losses: of all steps. weights: all that the run wrote, by file and name. answers: lines of answers.jsonl. paths:
+    fast paths of each rank, each with whether it was used."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]
     answers: list[str]
+    paths: set[tuple[str, bool]]
 
 
 def trained(
@@ -190,7 +193,9 @@ def trained(
     }
     kept = output / "answers.jsonl"
     answers = kept.read_text().splitlines() if kept.exists() else []
-    return Trained([row["loss"] for row in rows(output) if "loss" in row], found, answers)
+    ranks = json.loads((output / "environment.json").read_text())["ranks"]
+    paths = {(name, path["used"]) for rank in ranks for name, path in rank["fast_paths"].items()}
+    return Trained([row["loss"] for row in rows(output) if "loss" in row], found, answers, paths)
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +229,9 @@ def test_two_ranks_do_what_one_does(server, world, alone, method, engine, adapte
         record_property(key, value)
     assert losses <= LOSS_TOLERANCE
     assert weights <= WEIGHT_TOLERANCE
+    if engine in WHOLE:
+        assert both.paths == single.paths
+        assert all(used for _, used in both.paths)
 
 
 @pytest.mark.slow
@@ -234,12 +242,13 @@ def test_twin_another_order_of_examples_is_seen(server, world, alone, method):
     assert weights > WEIGHT_TOLERANCE
 
 
-def test_two_ranks_learn_from_packed_answers_what_one_learns_from_padded_ones(server, world):
+@pytest.mark.parametrize("engine", representatives(WHOLE, "zero2"))
+def test_two_ranks_learn_from_packed_answers_what_one_learns_from_padded_ones(server, world, engine):
     data = {**METHODS["kto"]["data"], "eval": 2}
     packed, padded = ({"data": {**data, "packing": packing}} for packing in ("on", "off"))
-    alone = trained(server, world, "kto-padded", "kto", "lora", **padded)
-    losses, weights = apart(alone, trained(server, world, "kto-packed", "kto", "lora", ENGINES["ddp"], **packed))
+    alone = trained(server, world, f"kto-padded-{engine}", "kto", "lora", **padded)
+    both = trained(server, world, f"kto-packed-{engine}", "kto", "lora", ENGINES[engine], **packed)
+    losses, weights = apart(alone, both)
     assert losses <= LOSS_TOLERANCE
     assert weights <= WEIGHT_TOLERANCE
-    plan = json.loads((world / "kto-packed" / "plan.json").read_text())["plan"]
-    assert plan["kernels"]["documents"]["value"] == "sdpa"
+    assert ("documents", True) in both.paths

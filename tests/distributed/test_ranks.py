@@ -231,10 +231,12 @@ def test_another_number_of_ranks_or_engine_goes_on_and_it_is_said(world):
     assert "not bit for bit" not in told[0]
 
 
-def test_two_ranks_look_at_their_paths_in_fp32_and_agree(world):
-    output = world / "narrow"
-    config = write_config(world, output, parallel=TWO, duration="2 steps", precision="bf16")
-    code, said = run_forked(["train", config], world / "narrow.txt")
+@pytest.mark.parametrize("engine", representatives(["ddp", "zero 2"], "zero 2"))
+def test_two_ranks_look_at_their_paths_in_fp32_and_agree(world, engine):
+    output = world / f"narrow-{engine}"
+    parallel = TWO if engine == "ddp" else {**TWO, "engine": "deepspeed"}
+    config = write_config(world, output, parallel=parallel, duration="2 steps", precision="bf16")
+    code, said = run_forked(["train", config], output.with_suffix(".txt"))
     assert code == 0, said
     first, second = (rank["fast_paths"] for rank in json.loads((output / "environment.json").read_text())["ranks"])
     assert first.keys() == second.keys() >= {"adapter", "loss"}

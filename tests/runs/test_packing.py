@@ -178,10 +178,10 @@ def test_a_model_that_packed_rows_cannot_go_through_gets_padded_ones_unless_aske
 
 
 def test_where_weights_are_shared_out_the_whole_model_is_tried_first(workplace, padded, tmp_path, monkeypatch):
-    """As under fsdp2 and deepspeed, whose ranks wait for one another within the pass over real examples: there a fault
+    """As under fsdp2 and ZeRO 3, whose ranks wait for one another within the pass over real examples: there a fault
     ends the run."""
     for module in ("load_models", "parity.passes"):
-        monkeypatch.setattr(f"surefoot.runs.{module}.CUTTING", ("single",))
+        monkeypatch.setattr(f"surefoot.runs.{module}.sharder", lambda parallel: "single")
     usual = packing._unmeasured
     monkeypatch.setattr(
         packing, "_unmeasured", lambda request, forms: usual(request, forms) if request == "on" else _left_open(forms)

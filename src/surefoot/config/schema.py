@@ -123,7 +123,7 @@ class AttentionConfig(Section):
 class KernelsConfig(Section):
     adapter: Literal["auto", "plain", "fast"] = "auto"
     """Forward and backward pass of LoRA and DoRA. plain: PEFT's. fast: surefoot's, equal up to rounding. auto: fast
-    where supported (under fsdp2 and deepspeed for a mixture's experts), unless its results differ on the run's own
+    where supported (under fsdp2 and ZeRO 3 for a mixture's experts), unless its results differ on the run's own
     weights."""
     loss: Literal["auto", "plain", "chunked"] = "auto"
     """Output head and cross entropy. plain: logits of all supervised positions at once. chunked: a chunk of positions

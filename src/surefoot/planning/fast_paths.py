@@ -21,7 +21,6 @@ from surefoot.planning.plan import OFF, PLAIN, AdapterPlan, Choice, KernelsPlan,
 from surefoot.system.hardware import Hardware
 from surefoot.system.messages import size_text
 
-CUTTING = ("fsdp2", "deepspeed")  # engines that shard parameters or gradients; only kernels for experts run under them
 FUSED = "fused"
 EXPERTS = "experts"  # of the adapter kernels, only those for experts
 _CLEAR = 1.2  # minimum speed-up of fused norms and rotary embeddings
@@ -46,7 +45,7 @@ def plan_kernels(
     packed: PackedType | None,
     qat: str,
     base: str,
-    engine: str,
+    sharder: str,
     bos_scale: float,
     documents: Choice[str],
     balanced: bool,
@@ -62,7 +61,7 @@ def plan_kernels(
     packed: quantized type of the base; None if it is not quantized.
     qat: off, or what the base's layers are rounded to in training.
     base: dtype of the base's weights.
-    engine: single, ddp, fsdp2 or deepspeed.
+    sharder: the engine if it shards weights, else empty; only kernels for experts run under it.
     bos_scale: factor of the BOS embedding.
     documents: the form of attention over packed rows, or plain.
     balanced: whether a mixture's load-balancing loss is added.
@@ -70,14 +69,14 @@ def plan_kernels(
     notes: refusals and cautions are added here.
     """
     requested, compiled = config.kernels, config.compile != "off"
-    of_adapter = adapter_obstacle(adapter, packed=packed, qat=qat, engine=engine, compiled=compiled)
-    of_loss = loss_obstacle(config.stage, adapter, model, engine)
-    of_last = last_block_obstacle(config.stage, adapter, model, engine=engine, compiled=compiled, bos_scale=bos_scale)
+    of_adapter = adapter_obstacle(adapter, packed=packed, qat=qat, sharder=sharder, compiled=compiled)
+    of_loss = loss_obstacle(config.stage, adapter, model, sharder)
+    of_last = last_block_obstacle(config.stage, adapter, model, sharder=sharder, compiled=compiled, bos_scale=bos_scale)
     of_last = "the load-balancing loss is over all tokens of all layers" if balanced else of_last
     of_layers = _choice("adapter", requested.adapter, "fast", of_adapter, notes)
     # Nothing of these is kept from one forward pass to the next.
-    alone = not adapter_obstacle(adapter, packed=packed, qat=qat, engine="single", compiled=compiled)
-    if engine in CUTTING and alone and requested.adapter == "auto" and adapts_experts(model, adapter):
+    alone = not adapter_obstacle(adapter, packed=packed, qat=qat, sharder="", compiled=compiled)
+    if sharder and alone and requested.adapter == "auto" and adapts_experts(model, adapter):
         of_layers = Choice(EXPERTS, f"experts alone: {of_adapter}", "default")
     if adapter and adapter.parameters and of_layers.value == PLAIN and (lost := _LOST.get(base)):
         copied = size_text(summed_bytes(model, adapter, 2))
@@ -90,9 +89,9 @@ def plan_kernels(
         adapter=of_layers,
         loss=_choice("loss", requested.loss, "chunked", of_loss, notes),
         last_block=_choice("last_block", requested.last_block, "pruned", of_last, notes),
-        pointwise=_fused("pointwise", config, model, hardware, engine, trials, notes),
-        rotary=_fused("rotary", config, model, hardware, engine, trials, notes),
-        gated=_fused("gated", config, model, hardware, engine, trials, notes),
+        pointwise=_fused("pointwise", config, model, hardware, sharder, trials, notes),
+        rotary=_fused("rotary", config, model, hardware, sharder, trials, notes),
+        gated=_fused("gated", config, model, hardware, sharder, trials, notes),
         documents=documents,
     )
 
@@ -107,7 +106,7 @@ def head_rows(*, trains: bool) -> int:
     return 1024 if trains else 256
 
 
-def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, engine: str) -> str:
+def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, sharder: str) -> str:
     """Return why head and loss cannot be computed in chunks; empty if they can, as far as the plan knows (how the model
     changes its logits is only known once it is loaded)."""
     method = METHODS[stage]
@@ -115,8 +114,8 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
         return f"stage {stage} computes no logits"
     if method.rollouts:
         return f"stage {stage} needs the whole distribution over the vocabulary"
-    if engine in CUTTING:
-        return f"{engine} hands the head its weights only while the model's own forward runs"
+    if sharder:
+        return f"{sharder} hands the head its weights only while the model's own forward runs"
     if model.family is not None and model.family.beyond_head:
         return model.family.beyond_head
     if adapter is None:
@@ -127,7 +126,7 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, en
 
 
 def adapter_obstacle(
-    adapter: AdapterPlan | None, *, packed: PackedType | None, qat: str = OFF, engine: str, compiled: bool
+    adapter: AdapterPlan | None, *, packed: PackedType | None, qat: str = OFF, sharder: str, compiled: bool
 ) -> str:
     """Return why the adapter kernels cannot run; empty if they can."""
     if adapter is None:
@@ -136,20 +135,20 @@ def adapter_obstacle(
         return f"a base in {packed} is unpacked by layers of its own"
     if qat != OFF:
         return f"precision.qat: {qat} rounds weights in torchao's layers, which the kernels would bypass"
-    if engine in CUTTING:
-        return f"{engine} hands each module its weights only while PEFT's own forward runs"
+    if sharder:
+        return f"{sharder} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""
 
 
 def last_block_obstacle(
-    stage: str, adapter: AdapterPlan | None, model: ModelFacts, *, engine: str, compiled: bool, bos_scale: float
+    stage: str, adapter: AdapterPlan | None, model: ModelFacts, *, sharder: str, compiled: bool, bos_scale: float
 ) -> str:
     """Return why the last layer must compute all rows; empty if it can skip some, as far as the plan knows (how the
     layer is built is only known once it is loaded)."""
     if METHODS[stage].plain_texts:
         return f"stage {stage} needs all positions"
-    if engine in CUTTING:
-        return f"{engine} has hooks on the layer that need all of its rows"
+    if sharder:
+        return f"{sharder} has hooks on the layer that need all of its rows"
     if compiled:
         return "the number of rows changes with every batch, and torch.compile would recompile for each"
     if (adapter is not None and adapter.dropout) or model.dropouts or model.attention_dropout:
@@ -175,7 +174,7 @@ def _fused(
     config: RunConfig,
     model: ModelFacts,
     hardware: Hardware,
-    engine: str,
+    sharder: str,
     trials: Sequence[PointwiseTrial],
     notes: Notes,
 ) -> Choice[str]:
@@ -190,8 +189,8 @@ def _fused(
     trials = [trial for trial in trials if trial.part in _parts_of(key, hardware.kind)]
     about = _ABOUT[key] if hardware.kind == "cuda" else "a layer's norms and rotations"
     why = pointwise_obstacle(key, config, model, hardware)
-    if engine in CUTTING and not why:
-        why = f"{engine} gathers a module's weights only during the module's own forward"
+    if sharder and not why:
+        why = f"{sharder} gathers a module's weights only during the module's own forward"
     failed = "; ".join(f"{trial.part}: {trial.failure}" for trial in trials if trial.failure)
     if failed and not why:
         why = f"wrong on this machine ({failed})"

@@ -148,7 +148,7 @@ def check_server(plan: ParallelPlan, rollouts: str, key: str, notes: Notes) -> N
 
 def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:
     """Caution about host memory. loaded: bytes of all weights, which each rank reads before it keeps its shard."""
-    if ranks.world == 1 or "weights" not in shared_parts(plan.engine.value, plan.zero_stage):
+    if ranks.world == 1 or not sharder(plan):
         return
     each, together = size_text(loaded), size_text(ranks.local * loaded)
     who = f"each of {ranks.local} ranks on a machine reads" if ranks.local > 1 else "each rank reads"
@@ -171,6 +171,12 @@ def shared_parts(engine: str, stage: int | None) -> frozenset[str]:
     if engine == "deepspeed":
         return frozenset(("optimizer", "gradients", "weights")[: stage or 1])
     return frozenset()
+
+
+def sharder(plan: ParallelPlan) -> str:
+    """Return the engine if it shards weights, which are then whole only during a module's own forward; else empty."""
+    engine = plan.engine.value
+    return engine if "weights" in shared_parts(engine, plan.zero_stage) else ""
 
 
 # Layers that are whole at a time: the one that computes, and the one that is fetched ahead.
@@ -218,7 +224,7 @@ def per_rank(whole: MemoryPlan, plan: ParallelPlan, gathered: int, layers: int) 
 def frees_casts(plan: ParallelPlan, memory: MemoryPlan) -> bool:
     """Whether casts of weights are freed after their product. Autocast's cache would keep those of all layers, whole,
     until the forward pass ends; layers that are not computed again keep theirs for the backward pass anyway."""
-    return "weights" in shared_parts(plan.engine.value, plan.zero_stage) and memory.gradient_checkpointing.value
+    return bool(sharder(plan)) and memory.gradient_checkpointing.value
 
 
 def gathered_bytes(model: ModelFacts, precision: PrecisionPlan, adapter: AdapterPlan | None) -> int:

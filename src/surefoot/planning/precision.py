@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from surefoot.config.schema import PrecisionConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
@@ -58,7 +57,7 @@ def plan_qat(
         inputs = odd[0].linear[0] if odd[0].linear else 0
         what = f"{odd[0].name} has {inputs} inputs, which is not a multiple of {group}"
         notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
-    if engine in CUTTING:
+    if engine in ("fsdp2", "deepspeed"):
         what = f"{engine} shards weights, which was not tested with it"
         notes.refuse("precision.qat", what, "use ddp or one process")
     if adapter and adapter.kind.value != "lora":

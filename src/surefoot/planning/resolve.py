@@ -40,6 +40,7 @@ from surefoot.planning.parallel import (
     check_server,
     check_shareable,
     plan_parallel,
+    sharder,
     with_offload,
 )
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
@@ -149,7 +150,7 @@ def resolve(
         packed=packed,
         qat=qat.value,
         base=precision.base.value,
-        engine=parallel.engine.value,
+        sharder=sharder(parallel),
         bos_scale=tokens.bos_scale.value,
         documents=documents,
         balanced=balance is not None and balance.value > 0,

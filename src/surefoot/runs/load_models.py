@@ -27,8 +27,8 @@ from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
-from surefoot.planning.fast_paths import CUTTING, EXPERTS
-from surefoot.planning.parallel import frees_casts, holds_narrow, shared_parts
+from surefoot.planning.fast_paths import EXPERTS
+from surefoot.planning.parallel import frees_casts, holds_narrow, sharder, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.runs.parity.experts import experts_record
 from surefoot.runs.profiling import Phases
@@ -110,8 +110,8 @@ def load_models(
         head = verify_head(policy, at_first)
     # Tested now: once weights are sharded, ranks wait for each other within a forward pass, and none may fail there.
     tested: dict[str, dict[str, Any]] = {}
-    packs = plan.kernels.documents.value != PLAIN and choice.name in CUTTING
-    if packs and (fault := documents_fault(policy)):
+    packs = plan.kernels.documents.value != PLAIN
+    if packs and sharder(plan.parallel) and (fault := documents_fault(policy)):
         tested[NAME] = {"used": False, "fault": fault}
     if plan.kernels.adapter.value == EXPERTS:
         tested["adapter"] = experts_record(policy, ranks, resumed=checkpoint is not None)

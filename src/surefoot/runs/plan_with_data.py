@@ -29,9 +29,10 @@ from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder
 from surefoot.models.shared_prefix import tokens_with_shared
 from surefoot.planning.batch import examples_of_step
-from surefoot.planning.fast_paths import CUTTING, EXPERTS
+from surefoot.planning.fast_paths import EXPERTS
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
+from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import PLAIN, BatchPlan, Choice, RunPlan, TokenizerPlan
 from surefoot.runs.load_models import planned_tokenizer
 from surefoot.runs.make_plan import make_plan
@@ -80,7 +81,7 @@ def plan_of(config: RunConfig, existing: FolderState, lengths: LengthFacts) -> R
     except InputError as error:
         raise InputError([_remedy_on_resume(fault, drops) for fault in error.faults]) from None
     plan = replace(existing.plan, batch=anew.batch, memory=anew.memory, parallel=anew.parallel)
-    if anew.parallel.engine.value in CUTTING:
+    if sharder(anew.parallel):
         plan = _drop_fast_paths(anew, plan, *SWITCHED)
     if drops:
         plan = _drop_fast_paths(

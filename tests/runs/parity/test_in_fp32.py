@@ -23,6 +23,7 @@ from surefoot.models.decoder import decoder_layers, few_layers
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
 from surefoot.models.precision import exact_products, widened
+from surefoot.planning.plan import Choice, ParallelPlan
 from surefoot.runs.parity import fast_paths, in_fp32
 from surefoot.runs.parity.differences import LIMITS
 from surefoot.runs.parity.in_fp32 import LIMIT
@@ -250,15 +251,24 @@ def test_a_run_in_fp32_is_not_looked_at_twice(workplace, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "base", "why"), [("fsdp2", "bf16", "fsdp2"), ("ddp", "nf4", "nf4"), ("ddp", "int8", "int8")]
+    ("engine", "stage", "base", "why"),
+    [
+        ("fsdp2", None, "bf16", "fsdp2"),
+        ("deepspeed", 3, "bf16", "deepspeed"),
+        ("ddp", None, "nf4", "nf4"),
+        ("ddp", None, "int8", "int8"),
+    ],
 )
-def test_what_cannot_go_in_fp32(engine, base, why):
-    def chosen(value):
-        return SimpleNamespace(value=value)
-
-    parallel = SimpleNamespace(engine=chosen(engine), offload="none")
+def test_what_cannot_go_in_fp32(engine, stage, base, why):
+    parallel = ParallelPlan(Choice(engine, "", "user"), zero_stage=stage)
     plan = SimpleNamespace(precision=precision_plan("bf16", base), parallel=parallel, adapter=None)
     assert why in in_fp32._unsuited(plan)
+
+
+def test_under_zero_2_weights_are_whole():
+    parallel = ParallelPlan(Choice("deepspeed", "", "user"), zero_stage=2)
+    plan = SimpleNamespace(precision=precision_plan("bf16", "bf16"), parallel=parallel, adapter=None)
+    assert not in_fp32._unsuited(plan)
 
 
 def test_tensors_are_widened_to_the_same_numbers_and_the_very_memory_is_back_also_after_a_failure():

@@ -45,8 +45,9 @@ from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reas
 from surefoot.models.fast.pointwise import pointwise_path, rotary_path
 from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.planning.fast_paths import CUTTING, EXPERTS, FUSED, head_rows
+from surefoot.planning.fast_paths import EXPERTS, FUSED, head_rows
 from surefoot.planning.packing import without_packing
+from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.runs.parity.differences import Differences, Pass, differences, limits_in
 from surefoot.runs.parity.in_fp32 import check_in_fp32, key_of, rounds_as_plain
@@ -69,9 +70,9 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     Raises EnvironmentFault if the plan's engine shards parameters: no plan is made like that, and the paths would fail
     in their first product.
     """
-    engine, form = plan.parallel.engine.value, plan.kernels.documents.value
+    engine, form = sharder(plan.parallel), plan.kernels.documents.value
     fast = [name for name in SWITCHED if getattr(plan.kernels, name).value not in (PLAIN, EXPERTS)]
-    if engine in CUTTING and fast:
+    if engine and fast:
         what = f"is in the plan, but {engine} gathers the weights of a module only during its own forward pass"
         raise EnvironmentFault(
             [Fault(f"kernels.{name}", what, "start another run", code="SF-FAST-PATH") for name in fast]

@@ -35,9 +35,8 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.packing import NAME, reason_of
 from surefoot.models.modes import eager_mode, without_randomness
 from surefoot.models.precision import exact_products, widened
-from surefoot.planning.fast_paths import CUTTING
 from surefoot.planning.memory import usable
-from surefoot.planning.parallel import holds_narrow
+from surefoot.planning.parallel import holds_narrow, sharder
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.parity.differences import LIMITS, Differences, Pass, differences, largest_difference, limits_in
 from surefoot.runs.parity.passes import nonzero_matrices, one_pass
@@ -223,8 +222,8 @@ def _supports_fp32(loaded: LoadedModels) -> bool:
 
 def _unsuited(plan: RunPlan) -> str:
     """Why the plan rules out computing a part of the model in fp32; empty if it does not."""
-    if plan.parallel.engine.value in CUTTING:
-        return f"{plan.parallel.engine.value} shards the weights"
+    if engine := sharder(plan.parallel):
+        return f"{engine} shards the weights"
     if holds_narrow(plan.parallel, plan.precision, plan.adapter):
         return f"the device has weights in {plan.precision.compute.value}; those in fp32 are in host memory"
     packed = plan.precision.packed

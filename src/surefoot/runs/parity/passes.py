@@ -29,7 +29,7 @@ from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
 from surefoot.models.forward import hidden_states, logits_at
 from surefoot.models.ppo_models import PPOModels
-from surefoot.planning.fast_paths import CUTTING
+from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE
 from surefoot.runs.parity.differences import Pass
@@ -198,7 +198,7 @@ def leak_of(loaded: LoadedModels, batch: Batch) -> tuple[float, str]:
         share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
         # Sharded parameters are gathered within the forward pass: there ranks do wait for each other.
-        if is_of_the_environment(caught) or loaded.plan.parallel.engine.value in CUTTING:
+        if is_of_the_environment(caught) or sharder(loaded.plan.parallel):
             raise
         fault = reason_of(caught)
     share, failed = loaded.engine.totals([share, float(bool(fault))])

@@ -14,7 +14,7 @@ Written for the DeepSpeed version in `constraints.txt`, because it uses private 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -92,6 +92,8 @@ class DeepSpeedEngine(Engine):
         )
         self._zero = self._engine.optimizer
         self._hooks = _reduce_by_parameter(self._zero) if stage == 3 else []
+        if stage == 2:
+            _reduce_in_order(self._zero, list(self.parameters.values()))
         self._pending = False  # whether there are gradients since the last step
         self._reduced = False
         self._forget()
@@ -314,6 +316,34 @@ def _reduce_by_parameter(zero: Any) -> list[RemovableHandle]:
         for parameter in parameters
         if parameter.requires_grad
     ]
+
+
+def _reduce_in_order(zero: Any, parameters: Sequence[nn.Parameter]) -> None:
+    """Make stage 2 reduce gradients from the last parameter's to the first's, about as the backward pass completes
+    them. DeepSpeed would reduce each as soon as it is complete, and so add up different ones if two ranks complete them
+    in different orders. In a layer with fast paths the order depends on the rank's own batch."""
+    places = {id(one): place for place, one in enumerate(reversed(parameters))}
+    reduce, finish = zero.reduce_ready_partitions_and_remove_grads, zero.overlapping_partition_gradients_reduce_epilogue
+    waiting: dict[int, tuple[nn.Parameter, int]] = {}  # place -> complete gradient: its parameter and group
+    following = 0  # the place of the next one
+
+    def reduce_following(parameter: nn.Parameter, group: int) -> None:
+        nonlocal following
+        waiting[places[id(parameter)]] = parameter, group
+        while following in waiting:
+            reduce(*waiting.pop(following))
+            following += 1
+
+    def reduce_others_and_finish() -> None:
+        """At the end of a backward pass, which may have left parameters out."""
+        nonlocal following
+        for place in sorted(waiting):
+            reduce(*waiting.pop(place))
+        following = 0
+        finish()
+
+    zero.reduce_ready_partitions_and_remove_grads = reduce_following
+    zero.overlapping_partition_gradients_reduce_epilogue = reduce_others_and_finish
 
 
 def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
