@@ -178,6 +178,33 @@ def test_single_losses_of_a_head_that_trains_are_refused():
         token_losses(hidden, Head(weight, shift, 8), targets)
 
 
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gradient_that_is_written_in_16_bits_at_once_is_the_same_bit_for_bit(monkeypatch, trains, bias):
+    """As on a GPU, with fewer passes over what the logits take. With a bias, whose gradient is in fp32, it is not."""
+    wide = []
+    real = chunked_loss.CrossEntropy.__call__
+
+    def seen(loss, logits, part, wanted, narrow=None):
+        losses, gradient = real(loss, logits, part, wanted, narrow)
+        wide.append(gradient.dtype == torch.float32)
+        return losses, gradient
+
+    monkeypatch.setattr(chunked_loss.CrossEntropy, "__call__", seen)
+
+    def found():
+        hidden, weight, shift, targets = problem(torch.bfloat16, trains=trains, bias=bias)
+        loss = summed_loss(hidden, Head(weight, shift, 16), targets)
+        return [loss, *gradients(loss, hidden, weight, shift)]
+
+    usual = found()
+    assert all(wide)
+    wide.clear()
+    monkeypatch.setattr(chunked_loss, "_casts_in_kernels", lambda products: True)
+    assert all(torch.equal(one, two) for one, two in zip(found(), usual, strict=True))
+    assert set(wide) == {bias}
+
+
 @pytest.mark.parametrize("change", ["another word", "no bias", "a head in other rows"])
 def test_a_wrong_kernel_would_be_seen(change):
     """The twin."""

@@ -64,10 +64,13 @@ class TokenLoss(Protocol):
     @property
     def bound(self) -> float | None: ...
 
-    def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(
+        self, logits: torch.Tensor, part: slice, wanted: bool, narrow: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the losses [n] of the positions `part`, and their gradient by the logits [n, V] if it is wanted.
 
         logits: [n, V], fp32 or fp64; may be overwritten.
+        narrow: [n, V] in 16 bits, in which the gradient is needed; it may be written there at once.
         """
         ...
 
@@ -80,14 +83,17 @@ class CrossEntropy:
     def __init__(self, targets: torch.Tensor):
         self._targets = targets
 
-    def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(
+        self, logits: torch.Tensor, part: slice, wanted: bool, narrow: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         words = self._targets[part].unsqueeze(1)
         # Into its own input: another tensor of this size is what the chunks are there to avoid.
         log_p = torch.log_softmax(logits, dim=1, out=logits)  # pyright: ignore[reportCallIssue]
-        chosen = log_p.gather(1, words)  # before `exp_` below overwrites the logits in place
+        chosen = log_p.gather(1, words)  # before `exp` below overwrites the logits in place
         if not wanted:
             return -chosen.squeeze(1), None
-        return -chosen.squeeze(1), log_p.exp_().scatter_(1, words, chosen.exp() - 1)
+        gradient = torch.exp(log_p, out=log_p if narrow is None else narrow)
+        return -chosen.squeeze(1), gradient.scatter_(1, words, (chosen.exp() - 1).to(gradient.dtype))
 
 
 def summed(hidden: torch.Tensor, head: Head, loss: TokenLoss) -> torch.Tensor:
@@ -171,7 +177,10 @@ class _Chunked(torch.autograd.Function):
                 logits = room.logits(x[part], w, b)
                 if see is not None:
                     see(logits)
-                losses[part], gradient = loss(room.wide(logits), part, wanted)
+                wide = room.wide(logits)
+                # The logits have been copied, so the gradient may take their place; a bias wants its sum in fp32.
+                at_once = b is None and lifts is None and _casts_in_kernels(logits)
+                losses[part], gradient = loss(wide, part, wanted, logits if at_once else None)
                 if gradient is None:
                     continue
                 lift = own_lift = None
@@ -263,6 +272,12 @@ class _Room:
             return gradient
         found = self._products[: len(gradient)]
         return found.copy_(gradient) if lift is None else torch.mul(gradient, lift, out=found)
+
+
+def _casts_in_kernels(products: torch.Tensor) -> bool:
+    """Whether an fp32 operator can write its result in the dtype of these products, without a pass of its own: on a
+    GPU. A CPU would make a tensor for it first."""
+    return products.is_cuda and products.dtype in (torch.bfloat16, torch.float16)
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, lift: torch.Tensor | None) -> None:

@@ -180,7 +180,9 @@ class Distillation:
         self.correct = torch.zeros_like(self.divergence)
         self.agrees = torch.zeros_like(self.divergence)
 
-    def __call__(self, logits: torch.Tensor, part: slice, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def __call__(
+        self, logits: torch.Tensor, part: slice, wanted: bool, narrow: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         words, own, chosen = self._targets[part].unsqueeze(1), None, None
         if self._sft or self._measures:
             log_p = torch.log_softmax(logits, dim=1)
