@@ -42,7 +42,9 @@ def flip(file, name):
     file.write_bytes(data)
 
 
-def test_each_tensor_is_hashed_as_its_bytes(base, monkeypatch):
+@pytest.mark.parametrize("cores", [1, 16])
+def test_each_tensor_is_hashed_as_its_bytes(base, monkeypatch, cores):
+    monkeypatch.setattr(base_bytes.hardware, "usable_cores", lambda: cores)
     expected = {
         file.name: {
             name: hashlib.sha256(one.view(torch.uint8).numpy().tobytes() if one.numel() else b"").hexdigest()

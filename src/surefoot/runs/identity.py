@@ -4,9 +4,9 @@ Resuming with another data file or base model under the same name is refused (ex
 count only ends the guarantee of bit-equality, and a warning says so.
 
 `base_fingerprint` identifies a base model by the first bytes of each tensor, before anything is loaded. It would miss a
-flipped bit further on, and a resumed run would silently differ. So a thread hashes every weight file while the model
+flipped bit further on, and a resumed run would silently differ. So threads hash every weight file while the model
 loads; the first start writes the hashes to `base.json`, and a resumed run compares them before its first step. Cost:
-one second of one CPU core per 1.4 GB at every start.
+one second of one CPU core per 1.4 GB at every start; a quarter of the cores share it, at most four.
 """
 
 from __future__ import annotations
@@ -162,31 +162,40 @@ def read_sealed(path: Path, meaning: Callable[[dict[str, Any]], T]) -> T:
 RECORD = "base.json"
 Digests = dict[str, dict[str, str]]  # file name -> tensor -> SHA-256 of its bytes
 _CHUNK = 1 << 20  # bytes per read
+_MOST_HASHERS = 4  # threads; a disk hardly delivers more
 
 
 def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -> Digests:
-    """Hash all weight files. given_up: polled; once it returns true, hashing stops and the result is incomplete."""
+    """Hash all weight files, with several threads where there are many cores. given_up: polled; once it returns true,
+    hashing stops and the result is incomplete."""
+    places = [
+        (file, name, place) for file in safetensors_files(folder) for name, place in tensor_places(file)[1].items()
+    ]
+    with ThreadPoolExecutor(min(_MOST_HASHERS, max(1, hardware.usable_cores() // 4))) as hashers:
+        digests = list(hashers.map(lambda one: _digest(one[0], *one[2], given_up), places))
     found: Digests = {}
-    buffer = memoryview(bytearray(_CHUNK))
-    for file in safetensors_files(folder):
-        own = found[file.name] = {}
-        with file.open("rb", buffering=0) as stream:
-            for name, (start, end) in tensor_places(file)[1].items():
-                digest = hashlib.sha256()
-                stream.seek(start)
-                while start < end and not given_up():
-                    count = stream.readinto(buffer[: end - start])
-                    if not count:  # a truncated file; loading it reports that
-                        break
-                    digest.update(buffer[:count])
-                    start += count
-                own[name] = digest.hexdigest()
+    for (file, name, _), digest in zip(places, digests, strict=True):
+        found.setdefault(file.name, {})[name] = digest
     return found
+
+
+def _digest(file: Path, start: int, end: int, given_up: Callable[[], bool]) -> str:
+    """Hash the bytes from start to end."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(min(_CHUNK, end - start)))
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while start < end and not given_up():
+            count = stream.readinto(buffer[: end - start])
+            if not count:  # a truncated file; loading it reports that
+                break
+            digest.update(buffer[:count])
+            start += count
+    return digest.hexdigest()
 
 
 @contextmanager
 def hashed_in_background(folder: Path) -> Iterator[Callable[[], Digests]]:
-    """Hash the weight files in a thread while the block runs. The yielded function waits for the result or raises."""
+    """Hash the weight files in threads while the block runs. The yielded function waits for the result or raises."""
     over = Event()
     with ThreadPoolExecutor(1, "hash of the base") as pool:
         digests = pool.submit(tensor_digests, folder, over.is_set)
