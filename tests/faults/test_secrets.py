@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,7 +136,7 @@ def scored(place: Place) -> str:
     printed = call(place, "--debug", "train", place.config(), code=2)
     assert "error:" in (place.folder / "out" / "run.log").read_text()
     Path(reward).unlink()
-    place.patch.setattr(posting, "time", SimpleNamespace(sleep=lambda seconds: None))  # nobody comes to answer
+    place.patch.setattr(posting, "Server", partial(posting.Server, pause=0.0))  # nobody comes to answer
     address = f"ppo.reward=http://127.0.0.1:9/score?api_key={BY_NAME}"
     return printed + call(place, "--debug", "train", place.config(), address, "--overwrite")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from helpers.http_stub import answering
 from helpers.model_layouts import run_config
 from surefoot.methods.ppo import scores as scorers
 from surefoot.methods.ppo.scores import checked, named_scorer, reward_model
+from surefoot.system import posting
 
 CODE = """\
 import math
@@ -123,7 +125,7 @@ def test_a_server_that_answers_wrongly_is_named():
 
 
 def test_a_server_that_fails_ends_the_run(monkeypatch):
-    monkeypatch.setattr("surefoot.system.posting.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(posting, "Server", partial(posting.Server, pause=0.0))
     with answering(lambda *_: (500, "no")) as stub, raises_fault("SF-SERVER", stub.address):
         named_scorer(stub.address)(PROMPTS, RESPONSES)
     with raises_fault("SF-CONFIG-VALUE", "ppo.reward"):
