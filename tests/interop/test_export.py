@@ -50,6 +50,9 @@ VARIATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("axolotl", {"datasets": [{"path": "d.jsonl", "type": "chat_template", "split": "train[:90%]"}],
                  "chat_template": "llama3", "use_wandb": True, "wandb_project": "p", "wandb_name": "n"}),
     ("axolotl", {"datasets": [{"path": "d.jsonl", "type": "completion", "field": "story"}], "optimizer": "sgd"}),
+    ("axolotl", {"datasets": [{"path": "org/d"}]}),  # token ids
+    ("axolotl", {"datasets": None, "pretraining_dataset": [{"path": "org/d", "type": "pretrain", "text_column": "t"}],
+                 "max_steps": 5}),
     ("axolotl", {"unfrozen_parameters": ["model.layers.2[0-9]+.mlp", "model.norm", "^lm_head.weight$"]}),
     ("axolotl", {**LORA, "lora_target_modules": r"model.layers.[\d]+.mlp.up_proj",
                  "lora_target_parameters": ["experts.down_proj"]}),

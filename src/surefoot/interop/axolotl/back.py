@@ -48,8 +48,16 @@ def jinja(ours: Ours) -> str | None:
     return ours["data.template"] if template(ours) == "jinja" else None
 
 
-def train(ours: Ours) -> list[dict[str, Any]]:
-    return [_entry(ours, source, "train") for source in ours.train]
+def train(ours: Ours) -> list[dict[str, Any]] | None:
+    return None if stream(ours) else [_entry(ours, source, "train") for source in ours.train]
+
+
+def stream(ours: Ours) -> list[dict[str, Any]] | None:
+    """pretraining_dataset: texts of the hub that are read as they come."""
+    if not (ours.facts.plain_texts and ours.only.get("streaming") and len(ours.train) == 1):
+        return None
+    entry = _entry(ours, {name: part for name, part in ours.only.items() if name != "max_samples"}, "train")
+    return [{"text_column": entry.pop("field", "text"), **entry, "type": "pretrain"}]
 
 
 def held_out(ours: Ours) -> list[dict[str, Any]] | None:
@@ -73,6 +81,8 @@ def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
         return {"type": kind} | (_fields(ours, source, columns) if kind == PAIRS else {})
     if source["format"] == "text" or ours.facts.plain_texts:
         return {"type": "completion"} | ({"field": columns["text"]} if "text" in columns else {})
+    if source["format"] == "tokens":
+        return {}
     turns = columns.get("conversations" if source["format"] == "sharegpt" else "messages")
     named = {"field_messages": turns} if turns else {}
     if source["format"] == "sharegpt":

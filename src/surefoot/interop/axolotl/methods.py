@@ -60,17 +60,9 @@ _BLOCK: tuple[Row, ...] = (
     refused("replay_buffer_size", 0, "surefoot learns from each rollout as drawn", _LEAVE),
     refused("reroll_start_fraction", 1.0, "surefoot's way is grpo.redraw", _LEAVE),
     listed("use_liger_loss", None, "affects speed only; surefoot chooses its own kernels"),
-    *all_listed(
-        "belongs to use_data_producer or async_prefetch",
-        prefetch_depth=None,
-        vllm_sync_interval=None,
-        streaming_partial_batch=None,
-        streaming_min_groups=None,
-        reward_num_workers=1,
-        replay_recompute_logps=True,
-        reroll_max_groups=1,
-        skip_zero_advantage_batches=True,
-    ),
+    *all_listed("belongs to use_data_producer or async_prefetch", prefetch_depth=None, vllm_sync_interval=None,
+                streaming_partial_batch=None, streaming_min_groups=None, reward_num_workers=1,
+                replay_recompute_logps=True, reroll_max_groups=1, skip_zero_advantage_batches=True),
     listed("vllm_lora_sync", False, "surefoot sends adapters as files"),
 )  # fmt: skip
 BLOCK = "trl."  # before the names of the settings in it

@@ -118,7 +118,7 @@ _ROWS: tuple[Row, ...] = (
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template"), back=back.train),
-    joint("pretraining_dataset", None, ("stage", "data.train"), "texts of a stream, with max_steps", back=never),
+    joint("pretraining_dataset", None, ("stage", "data.train"), "texts of a stream, with max_steps", back=back.stream),
     joint("streaming", False, ("data.train",), back=never),
     joint("test_datasets", None, ("data.eval",), back=back.held_out),
     joint("val_set_size", 0.0, ("data.eval",), "a fraction, or a count above 1", back=held_out),

@@ -39,10 +39,9 @@ OWN_EOS = carried("eos_token", None, "tokenizer.eos", None, "checked: with anoth
 # Settings that alignment-handbook's scripts add to TRL's.
 HANDBOOK: tuple[Row, ...] = (
     joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group, back=never),
-    joint(
-        "chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text, back=never
-    ),
-)
+    joint("chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text,
+          back=never),
+)  # fmt: skip
 
 
 def set_data(draft: Draft) -> None:

@@ -70,27 +70,17 @@ _DPO: tuple[Row, ...] = (
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
     listed("label_smoothing", 0.0, "TRL does not apply it to sigmoid, ipo and hinge"),
-    joint(
-        "loss_type",
-        ["sigmoid"],
-        ("alignment.loss", "alignment.sft"),
-        "sigmoid, ipo or hinge, optionally with sft",
-        back=pair_losses,
-    ),
-    joint(
-        "loss_weights",
-        None,
-        ("alignment.sft",),
-        "weight of sft; the other loss has weight 1",
-        back=lambda ours: [1.0, ours["alignment.sft"]] if ours["alignment.sft"] else None,
-    ),
+    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft",
+          back=pair_losses),
+    joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1",
+          back=lambda ours: [1.0, ours["alignment.sft"]] if ours["alignment.sft"] else None),
     joint("precompute_ref_log_probs", False, ("alignment.reference",), back=equals("alignment.reference", "cached")),
     refused("ld_alpha", None, "surefoot's losses weight all tokens of an answer equally", _LEAVE),
     refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL", _LEAVE),
     listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
     refused("use_weighting", False, "surefoot weights all pairs equally", _LEAVE),
     listed("discopop_tau", 0.05, "belongs to a loss that is not supported"),
-)
+)  # fmt: skip
 _KTO: tuple[Row, ...] = (
     *_ALL,
     _RATE,
@@ -99,13 +89,9 @@ _KTO: tuple[Row, ...] = (
     carried("desirable_weight", 1.0, "alignment.good"),
     carried("undesirable_weight", 1.0, "alignment.bad"),
     refused("loss_type", "kto", "surefoot supports only the kto loss", _LEAVE),
-    refused(
-        "precompute_ref_log_probs",
-        False,
-        "KTO's KL term pairs prompts with answers of other examples of the step",
-        _LEAVE,
-    ),
-)
+    refused("precompute_ref_log_probs", False, "KTO's KL term pairs prompts with answers of other examples of the step",
+            _LEAVE),
+)  # fmt: skip
 _REWARD: tuple[Row, ...] = (
     *_ALL,
     carried("learning_rate", 1e-4, "optim.lr"),
@@ -121,23 +107,13 @@ _CPO: tuple[Row, ...] = (
     *_OLDER,
     carried("beta", 0.1, "alignment.beta"),
     joint("label_smoothing", 0.0, ("alignment.label_smoothing",), "loss_type: sigmoid only"),
-    joint(
-        "loss_type",
-        "sigmoid",
-        ("alignment.loss",),
-        "sigmoid is CPO, simpo SimPO",
-        type=text,
-        back=reverse("alignment.loss", {"sigmoid": "cpo", "simpo": "simpo"}),
-    ),
-    joint(
-        "cpo_alpha",
-        1.0,
-        ("alignment.sft",),
-        back=lambda ours: ours["alignment.sft"] + (ours["alignment.loss"] == "cpo"),
-    ),
+    joint("loss_type", "sigmoid", ("alignment.loss",), "sigmoid is CPO, simpo SimPO", type=text,
+          back=reverse("alignment.loss", {"sigmoid": "cpo", "simpo": "simpo"})),
+    joint("cpo_alpha", 1.0, ("alignment.sft",),
+          back=lambda ours: ours["alignment.sft"] + (ours["alignment.loss"] == "cpo")),
     joint("simpo_gamma", 0.5, ("alignment.margin",), "loss_type: simpo only"),
     refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
-)
+)  # fmt: skip
 _COLLATOR = "GKD's collator does not read it"
 _GKD: tuple[Row, ...] = (
     *_ALL,
