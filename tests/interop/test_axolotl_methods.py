@@ -37,7 +37,7 @@ METHODS = [
      {"loss": "hinge", "sft": 0.2}),
     ({"rl": "dpo", "precompute_ref_log_probs": True}, "dpo", {"reference": "cached"}),
     ({"rl": "ipo", "rl_adapter_ref_model": True}, "dpo", {"loss": "ipo", "reference": "model"}),
-    ({"rl": "orpo", "orpo_alpha": 0.3}, "dpo", {"loss": "orpo", "beta": 0.3}),
+    ({"kind": "chat_template.argilla", "rl": "orpo", "orpo_alpha": 0.3}, "dpo", {"loss": "orpo", "beta": 0.3}),
     ({"rl": "simpo", "rl_beta": 2.0}, "dpo", {"loss": "simpo", "beta": 2.0, "sft": 1.0}),
     ({"rl": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0}, "dpo", {"loss": "simpo", "margin": 1.0}),
     ({"rl": "kto", "kto_desirable_weight": 1.5, "kto_undesirable_weight": 0.5}, "kto", {"good": 1.5, "bad": 0.5}),
@@ -74,7 +74,8 @@ REFUSED = [  # a type of records, words, the setting that is refused
     ("chatml.intel", {"reward_model": True}, "datasets"),
     ("chatml.intel", {"rl": "dpo", "dpo_norm_loss": True}, "dpo_norm_loss"),
     ("chatml.intel", {"rl": "dpo", "rpo_alpha": 0.5}, "rpo_alpha"),  # schemas/deprecated.py raises
-    ("chat_template.argilla", {"rl": "dpo"}, "datasets"),
+    ("chat_template.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/orpo alone has it, and nothing else
+    ("chatml.intel", {"rl": "orpo"}, "datasets"),
     ("chatml.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/dpo has none; kto has
     ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
     ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),

@@ -51,6 +51,7 @@ VARIATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
                  "chat_template": "llama3", "use_wandb": True, "wandb_project": "p", "wandb_name": "n"}),
     ("axolotl", {"datasets": [{"path": "d.jsonl", "type": "completion", "field": "story"}], "optimizer": "sgd"}),
     ("axolotl", {"datasets": [{"path": "org/d"}]}),  # token ids
+    ("axolotl", {"rl": "orpo", "orpo_alpha": 0.2, "datasets": [{"path": "d.jsonl", "type": "chat_template.argilla"}]}),
     ("axolotl", {"datasets": None, "pretraining_dataset": [{"path": "org/d", "type": "pretrain", "text_column": "t"}],
                  "max_steps": 5}),
     ("axolotl", {"unfrozen_parameters": ["model.layers.2[0-9]+.mlp", "model.norm", "^lm_head.weight$"]}),

@@ -141,7 +141,7 @@ CASES = [
 def of_case(case):
     tool, word, *more = case.split()
     if tool == "axolotl":
-        pairs = [{"path": "d.jsonl", "type": "chatml.intel"}]
+        pairs = [{"path": "d.jsonl", "type": "chat_template.argilla" if word == "orpo" else "chatml.intel"}]
         return axolotl() if word == "sft" else axolotl(rl=word, datasets=pairs)
     if tool == "factory":
         return factory(word)

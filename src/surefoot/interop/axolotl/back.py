@@ -7,7 +7,7 @@ from typing import Any
 
 from surefoot.families.templates import OWN, OWN_OR, is_jinja
 from surefoot.interop import backward
-from surefoot.interop.axolotl.layouts import kinds, read_layout
+from surefoot.interop.axolotl.layouts import OF_ORPO, kinds, read_layout
 from surefoot.interop.backward import Ours, name_or_pattern, of_model, processes, variables
 from surefoot.interop.shared_rules import written_split
 from surefoot.system.locations import data_kind
@@ -94,6 +94,8 @@ def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
 
 def _compared(ours: Ours, source: dict[str, Any], columns: Mapping[str, str]) -> str:
     """Return the type with this template and these columns, else the one that leaves most to other settings."""
+    if ours["alignment.loss"] == "orpo":
+        return OF_ORPO
     for kind in kinds(ours["stage"]):
         layout = read_layout(ours["stage"], {"type": kind})
         if layout.template == ours["data.template"] and dict(layout.columns) == columns:

@@ -176,7 +176,7 @@ class Sources:
         """Translate an entry with preference pairs or judged answers."""
         source["format"] = "judged" if stage == "kto" else "preference"
         try:
-            layout = read_layout(stage, given)
+            layout = read_layout(stage, given, orpo=self.draft["rl"] == "orpo")
         except Refusal as refusal:
             self._refuse(number, "type", refusal.what, refusal.fix)
             return

@@ -17,6 +17,7 @@ from surefoot.system.messages import nearest_word
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
 _CHAT = ("chat_template", "chat_template.default", "chat_template.argilla_chat")
+OF_ORPO = "chat_template.argilla"  # the only type of rl: orpo, and of nothing else
 # Record layout -> {surefoot field: record field}. Fields that are not listed have the same name.
 _PAIRS: Mapping[str, Mapping[str, str]] = {
     "default": {},
@@ -59,9 +60,16 @@ class Layout:
     template: str | None
 
 
-def read_layout(stage: str, entry: Mapping[str, Any]) -> Layout:
-    """Return the layout of an entry of `datasets`. stage: surefoot's stage. Raises Refusal for an unsupported type."""
+def read_layout(stage: str, entry: Mapping[str, Any], *, orpo: bool = False) -> Layout:
+    """Return the layout of an entry of `datasets`. stage: surefoot's stage. orpo: whether the method is `rl: orpo`.
+
+    Raises Refusal for an unsupported type.
+    """
     kind = entry.get("type")
+    if orpo:
+        if kind != OF_ORPO:
+            raise Refusal(f"Axolotl has no layout {shown(kind)} for rl: orpo", f"use {OF_ORPO}")
+        return Layout({}, None)
     if isinstance(kind, dict):
         return _own(stage, kind)
     if kind == "user_defined.default":

@@ -29,8 +29,8 @@ from surefoot.interop.words import (
     read_document,
     read_only_flags,
     read_pairs,
+    top_keys,
 )
-from surefoot.system.errors import InputError
 
 NAME = "LLaMA-Factory"
 DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES)
@@ -40,7 +40,10 @@ _SWITCHES = frozenset(name for name, row in ROWS.items() if isinstance(row.defau
 _SUFFIXES = (".yaml", ".yml", ".json")
 # Settings that identify a file or command: neither surefoot nor the other tools have them.
 _FLAGS = ("--stage", "--finetuning_type", "--dataset_dir", "--cutoff_len")
-_OWN = ("finetuning_type", "dataset_dir", "cutoff_len", "lora_target", "export_dir", "template", "stage", "dataset")
+_OWN = {"finetuning_type", "dataset_dir", "cutoff_len", "lora_target", "export_dir", "template", "stage", "dataset"}
+_OF_V1 = {"train_dataset", "peft_config"}  # beside `model`, for its other trainer
+_V1 = ("is for LLaMA-Factory's v1 trainer (USE_V1), whose data, batches and defaults surefoot does not translate",
+       "write a surefoot config: surefoot init")  # fmt: skip
 _OF_A_TRAINING = {"dataset", "do_train", "output_dir", "learning_rate", "per_device_train_batch_size"}
 _LISTS = ("lora_target", "additional_target")
 _ELSEWHERE = {
@@ -79,6 +82,8 @@ _REFUSED_SWITCHES = {
 
 def from_command(command: Command, options: Options) -> Translation:
     verb, words = _split(command)
+    if verb in ("sft", "dpo", "rm") or plain_truth(command.environment.get("USE_V1", False)):
+        raise command_error(f"{command.name} {verb}", *_V1)
     if verb in _ELSEWHERE:
         raise command_error(f"{command.name} {verb}", "has no counterpart in surefoot", _ELSEWHERE[verb])
     if verb not in ("train", "export", "chat"):
@@ -97,6 +102,8 @@ def from_command(command: Command, options: Options) -> Translation:
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    if _is_v1(top_keys(path, text)):
+        raise command_error(path, *_V1)
     words = [*read_document(parse_document(text, path)), *read_pairs(overrides)]
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
@@ -114,13 +121,12 @@ def claims_command(command: Command) -> bool:
 
 
 def claims_file(path: str, text: str) -> bool:
-    if not path.lower().endswith(_SUFFIXES):
-        return False
-    try:
-        data = parse_document(text, path).data
-    except InputError:
-        return False
-    return "model_name_or_path" in data and any(name in data for name in _OWN)
+    keys = top_keys(path, text)
+    return _is_v1(keys) or ("model_name_or_path" in keys and bool(keys & _OWN))
+
+
+def _is_v1(keys: frozenset[str]) -> bool:
+    return "model" in keys and bool(keys & _OF_V1)
 
 
 def _split(command: Command) -> tuple[str, Sequence[str]]:
