@@ -172,7 +172,7 @@ def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -
         (file, name, place) for file in safetensors_files(folder) for name, place in tensor_places(file)[1].items()
     ]
     with ThreadPoolExecutor(min(_MOST_HASHERS, max(1, hardware.usable_cores() // 4))) as hashers:
-        digests = list(hashers.map(lambda one: _digest(one[0], *one[2], given_up), places))
+        digests = list(hashers.map(lambda one: _digest(one[0], one[2][0], one[2][1], given_up), places))
     found: Digests = {}
     for (file, name, _), digest in zip(places, digests, strict=True):
         found.setdefault(file.name, {})[name] = digest

@@ -10,7 +10,7 @@ import torch
 from helpers.toy_model import toy_examples
 from surefoot.data.batching.batch import IGNORE, DrawnBatch, JudgedBatch, PairBatch
 from surefoot.data.batching.loader import Layout, to_batch
-from surefoot.data.batching.subsets import in_padded_rows, part_within, shortest, with_fewer_targets
+from surefoot.data.batching.subsets import end_of_one, in_padded_rows, part_within, shortest, with_fewer_targets
 
 PAIRS = [(5, 9), (3, 3), (8, 2), (4, 6), (10, 1)]
 
@@ -122,3 +122,19 @@ def test_fewer_targets_are_the_last_ones_of_each_sequence(packed):
     fewer = with_fewer_targets(both, 8)
     assert (fewer.weight, fewer.common, fewer.rows.weight) == (both.weight, both.common, 8)
     assert with_fewer_targets(both.blank(), 8).weight == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_end_of_one_long_sequence_is_as_long_as_asked(packed):
+    (example,) = toy_examples(1)
+    batch = to_batch([example], Layout(0, packed=packed))
+    tokens = batch.tokens - 2
+    found = end_of_one(batch, tokens)
+    assert (found.tokens, found.rows.documents) == (tokens, (tokens,) if packed else ())
+    assert torch.equal(found.rows.input_ids, batch.input_ids[:, 2:])
+    assert torch.equal(found.rows.targets, batch.targets[:, 2:])
+    assert found.weight == int((found.rows.targets != IGNORE).sum())
+    unlearned = replace(batch, targets=torch.full_like(batch.targets, IGNORE))
+    for same_one in (unlearned, batch.blank(), to_batch(toy_examples(2), Layout(0, packed=packed)), pairs(Layout(0))):
+        assert end_of_one(same_one, 2) is same_one
+    assert end_of_one(batch, batch.tokens) is batch

@@ -63,6 +63,22 @@ def with_fewer_targets(batch: Weighted, most: int) -> Weighted:
     return fewer if isinstance(batch, Batch) else replace(batch, rows=fewer)
 
 
+def end_of_one(batch: Weighted, tokens: int) -> Weighted:
+    """Return the last `tokens` tokens of a batch that is one longer sequence without pictures, if any of them are
+    supervised; other batches are returned unchanged."""
+    rows = batch.rows
+    if not isinstance(batch, Batch) or len(rows.lengths) != 1 or rows.pixels or rows.attention_mask is not None:
+        return batch
+    end = rows.lengths[0]
+    own = slice(max(end - tokens, 0), end)
+    targets = rows.targets[:, own]
+    if end <= tokens or not (weight := int((targets != IGNORE).sum())):
+        return batch
+    documents = (tokens,) if rows.documents else ()
+    ids = rows.input_ids[:, own]
+    return replace(rows, input_ids=ids, targets=targets, weight=weight, lengths=(tokens,), documents=documents)
+
+
 def _last(targets: torch.Tensor, count: int) -> torch.Tensor:
     """Keep the last `count` supervised tokens of each row."""
     supervised = (targets != IGNORE).flip(1).cumsum(dim=1).flip(1)  # from there to the end of the row

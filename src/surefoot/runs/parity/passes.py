@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.data.batching.loader import for_rank
-from surefoot.data.batching.subsets import part_within, shortest, with_fewer_targets
+from surefoot.data.batching.subsets import end_of_one, part_within, shortest, with_fewer_targets
 from surefoot.methods.losses.logprobs import frozen
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
@@ -80,9 +80,9 @@ def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
 
 _BATCHES = 2
 _SHORT = 2  # sequences; enough for fp32, where a formula is wrong for all of them or none
-# Tokens of each micro-batch in padded rows, unless one example has more, and in any case supervised tokens: the
+# Tokens of each micro-batch in padded rows, unless one example has more, and supervised tokens in any case: the
 # reference pass keeps all their logits, and it should neither delay the run nor need more memory than the steps.
-_COMPARED = 512
+_COMPARED, _LEARNED = 512, 256
 _SAMPLE = 65_536  # compared values of a gradient: whole copies would double the memory of full training
 
 
@@ -92,14 +92,19 @@ def compared_batches(task: Task, engine: Engine, step: int, *, whole: bool = Fal
     whole: keep all supervised tokens of an example, by which a teacher's stored distributions are found."""
     own = list(for_rank(task.step_batches(step), engine.rank, engine.world))
     parts = [part_within(batch, _COMPARED) for batch in own[:_BATCHES]]
-    return parts if whole else [with_fewer_targets(part, _COMPARED) for part in parts]
+    if whole:
+        return parts
+    # The plain code may keep nearly twice as much for each token as the fast paths, for which there is memory.
+    most = [max(_COMPARED, batch.tokens // 2) for batch in own]
+    parts = [end_of_one(part, tokens) for part, tokens in zip(parts, most, strict=False)]
+    return [with_fewer_targets(part, _LEARNED) for part in parts]
 
 
 def short_batch(task: Task, engine: Engine, step: int, *, whole: bool = False) -> Weighted:
     """Return the batch for fp32: the shortest sequences of this rank's first micro-batch. whole: as above."""
     first, *_ = for_rank(task.step_batches(step), engine.rank, engine.world)
     part = shortest(first, _SHORT)
-    return part if whole else with_fewer_targets(part, _COMPARED)
+    return part if whole else with_fewer_targets(part, _LEARNED)
 
 
 @contextmanager
