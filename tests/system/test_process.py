@@ -1,6 +1,7 @@
 """The environment that this process reads, and the launcher that started it. Programs for matrix products: a process
 keeps as many as it is told, if it is told before its first product."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -185,3 +186,15 @@ def test_the_older_name_counts_as_said(monkeypatch):
 def test_other_devices_are_left_alone():
     process.bound_product_caches("cuda")
     assert not any(name in os.environ for name in NAMES)
+
+
+def test_what_is_imported_is_not_collected():
+    """And the collector goes on as before."""
+    frozen = gc.get_freeze_count()
+    with process.without_collecting():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(100)]
+    try:
+        assert (gc.isenabled(), gc.get_freeze_count() >= frozen + len(kept)) == (True, True)
+    finally:
+        gc.unfreeze()

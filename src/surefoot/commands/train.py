@@ -187,8 +187,9 @@ def _launch(config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translatio
             process.quiet_sockets()
             if launch.parent is not None:
                 process.end_with(launch.parent)
-        from surefoot.runs.profiling import ProfileOptions
-        from surefoot.runs.run import RunOptions, train_run
+        with process.without_collecting():
+            from surefoot.runs.profiling import ProfileOptions
+            from surefoot.runs.run import RunOptions, train_run
 
         push = flags.push if is_rank_0 else None
         if push is not None:

@@ -4,6 +4,7 @@ launcher that started it, if any.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -217,6 +218,20 @@ def terminal_wishes() -> TerminalWishes:
         force_color=bool(os.environ.get("FORCE_COLOR")),
         dumb=os.environ.get("TERM", "").lower() in {"dumb", "unknown"},
     )
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Context for large imports: what they make lives as long as the process, and the garbage collector would walk over
+    it again and again, for a fifth of the time of the imports. It does not look at it afterwards either."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 def settle_allocator(kind: str) -> str:
