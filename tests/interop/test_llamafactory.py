@@ -461,6 +461,9 @@ def test_what_freeze_trains_is_llama_factorys(family, layers, modules, extra, pr
     )
     written = export(targets()["llamafactory"], config, {"model.trained"}, Ours(config, options=options))
     assert [fate.outcome for fate in written.fates if fate.key == "model.trained"] == ["carried"]
+    away = export(targets()["llamafactory"], config, {"model.trained"}, Ours(config))  # the number of layers is unknown
+    first = layers == 0 or r".*\.(0|" in trained[0]
+    assert [fate.outcome for fate in away.fates if fate.key == "model.trained"] == ["carried" if first else "different"]
 
 
 def test_everything_wrong_is_told_at_once_with_what_was_meant():

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
+from surefoot.interop.launch import Options
 from surefoot.system.errors import InputError
 
 SETTINGS = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
@@ -44,34 +45,50 @@ def patterns(layers: Sequence[int], modules: Sequence[str], extra: Sequence[str]
     return [*(rf".*\.({numbers}){one}" for one in inside if layers), *(f".*{re.escape(module)}.*" for module in extra)]
 
 
-def _numbers(draft: Draft) -> range:
+def _numbers(draft: Draft) -> Sequence[int]:
     """Return the layers that train. Raises ValueError with a setting, what is wrong with it, and what to do."""
     name, wanted, spread = "freeze_trainable_layers", draft["freeze_trainable_layers"], draft["use_llama_pro"]
     if spread and wanted < 1:
         raise ValueError(name, f"expected a number from 1 with use_llama_pro, got {wanted}", "")
-    if wanted <= 0:
-        return range(-wanted)
-    model = draft["model_name_or_path"]
-    try:
-        config = json.loads(draft.options.read(f"{model}/config.json"))
-        config = config.get("text_config", config)
-        count = next(int(config[key]) for key in _LAYERS if config.get(key))
-    except (InputError, ValueError, TypeError, AttributeError, StopIteration):
+    count = _count(draft.options, draft["model_name_or_path"]) if wanted > 0 else 0
+    if count is None:
         what = "counts layers from the last, and the model's config.json, which has their number, cannot be read here"
-        raise ValueError(name, what, "download the model first, or give a negative number: the first layers") from None
+        raise ValueError(name, what, "download the model first, or give a negative number: the first layers")
     if spread and count % wanted:
         raise ValueError(name, f"use_llama_pro needs a divisor of the model's {count} layers, got {wanted}", "")
+    return _layers(wanted, spread, count)
+
+
+def _layers(wanted: int, spread: bool, count: int) -> Sequence[int]:
+    """Return the first layers for a negative number, else the last of `count`, or the last of each of as many parts."""
+    if wanted <= 0:
+        return range(-wanted)
     return range(count // wanted - 1, count, count // wanted) if spread else range(max(0, count - wanted), count)
 
 
-def _read(ours: Ours) -> tuple[list[int], list[str], list[str]] | None:
-    """Return layers, modules and extra modules if `patterns` writes model.trained from them."""
+def _count(options: Options, model: str) -> int | None:
+    """Return the number of layers in the model's config.json, None if it cannot be read."""
+    try:
+        config = json.loads(options.read(f"{model}/config.json"))
+        config = config.get("text_config", config)
+        return next(int(config[key]) for key in _LAYERS if config.get(key))
+    except (InputError, ValueError, TypeError, AttributeError, StopIteration):
+        return None
+
+
+def _read(ours: Ours) -> tuple[int, bool, list[str], list[str]] | None:
+    """Return the layers' number, use_llama_pro, modules and extra modules that say model.trained; None for others."""
     trained = ours["model.trained"] or []
     inside = [found for one in trained if (found := _OF_LAYERS.fullmatch(one))]
     layers = [int(number) for number in inside[0][1].split("|")] if inside else []
     modules = [_plain(found[2]) if found[2] else "all" for found in inside]
     extra = [_plain(found[1]) for one in trained if not _OF_LAYERS.fullmatch(one) and (found := _EXTRA.fullmatch(one))]
-    return (layers, modules, extra) if trained and patterns(layers, modules, extra) == trained else None
+    number = -len(layers) if layers[:1] == [0] else len(layers)
+    spread = number > 1 and layers[1] - layers[0] > 1
+    count = _count(ours.options, ours["model.path"]) if number > 0 else 0
+    if not trained or count is None or (spread and count % number) or list(_layers(number, spread, count)) != layers:
+        return None
+    return (number, spread, modules, extra) if patterns(layers, modules, extra) == trained else None
 
 
 def _plain(escaped: str) -> str:
@@ -84,19 +101,16 @@ def kind(ours: Ours) -> str:
 
 
 def number(ours: Ours) -> int | None:
-    """The first layers as a negative number, others as the last ones or, with gaps, as those of use_llama_pro."""
-    found = _read(ours)
-    return None if found is None else -len(found[0]) if found[0][:1] == [0] else len(found[0])
+    return found[0] if (found := _read(ours)) else None
 
 
-def spread(ours: Ours) -> bool:
-    layers = found[0] if (found := _read(ours)) else []
-    return len(layers) > 1 and layers[1] - layers[0] > 1
+def spread(ours: Ours) -> bool | None:
+    return found[1] if (found := _read(ours)) else None
 
 
 def modules(ours: Ours) -> str | None:
-    return ",".join(found[1]) or None if (found := _read(ours)) else None
+    return ",".join(found[2]) or None if (found := _read(ours)) else None
 
 
 def extra(ours: Ours) -> str | None:
-    return ",".join(found[2]) or None if (found := _read(ours)) else None
+    return ",".join(found[3]) or None if (found := _read(ours)) else None

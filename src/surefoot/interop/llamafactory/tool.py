@@ -191,6 +191,7 @@ _TARGET = Target(
     always=("report_to",),
     files=back.files,
     origin=back.origin,
+    remarks={"model.trained": "freeze takes first or last layers, counted in a config.json that can be read here"},
 )
 
 
