@@ -206,81 +206,59 @@ _ROWS: tuple[Row, ...] = (
     joint("auto_resume_from_checkpoints", False, (), "--resume"),
     joint("hub_model_id", None, (), "--push OWNER/NAME, to a private repository, at the end", type=text),
     joint("plugins", None, (), "Liger and cut cross-entropy affect speed only", type=names),
-    *_listed(
-        "surefoot reads this from the model's own files",
-        "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy "
-        "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
-        "lora_fan_in_fan_out strict cls_model_config",
-    ),
+    *_listed("surefoot reads this from the model's own files",
+             "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy is_falcon_derived_model "
+             "is_llama_derived_model is_mistral_derived_model is_qwen_derived_model lora_fan_in_fan_out strict "
+             "cls_model_config"),
     listed("trust_remote_code", None, "surefoot runs no code from a model's repository"),
-    *_listed(
-        "affects how data is prepared and loaded, not results",
-        "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
-        "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
-        "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
-        "skip_prepare_dataset eval_batch_size do_causal_lm_eval include_tokens_per_second include_tkps "
-        "gc_steps gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit "
-        "qlora_sharded_model_loading",
-    ),
-    *_listed(
-        "padding is masked by position and does not affect results",
-        "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size sample_packing_bin_size "
-        "sample_packing_eff_est sample_packing_mp_start_method group_by_length total_num_tokens",
-    ),
-    *_listed(
-        "affects speed or memory only; surefoot chooses its own kernels",
-        "gradient_checkpointing_kwargs activation_offloading layer_offloading torch_compile_backend lora_mlp_kernel "
-        "lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy chunked_cross_entropy_num_chunks "
-        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp liger_rope liger_rms_norm liger_layer_norm "
-        "liger_glu_activation liger_swiglu liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
-        "use_kernels tiled_mlp bnb_config_kwargs experimental_skip_move_to_device fp32_norms liger_rms_norm_gated "
-        "fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs flash_optimum lora_on_cpu "
-        "model_quantization_config_kwargs selective_checkpointing large_head_attention flash_attn_d512 sdpa_varlen "
-        "tiled_mlp_num_shards tiled_mlp_use_original_mlp torch_compile_options fp32_norm_classes",
-    ),
-    *_listed(
-        "affects how experts are computed, not results",
-        "experts_implementation use_scattermoe use_sonicmoe llama4_linearized_experts",
-    ),
-    *_listed(
-        "Axolotl does not read it",
-        "gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier base_model_ignore_patterns "
-        "full_finetune context_parapllel_size test_value",
-    ),
+    *_listed("affects how data is prepared and loaded, not results",
+             "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
+             "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
+             "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
+             "skip_prepare_dataset eval_batch_size do_causal_lm_eval include_tokens_per_second include_tkps gc_steps "
+             "gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit "
+             "qlora_sharded_model_loading"),
+    *_listed("padding is masked by position and does not affect results",
+             "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size "
+             "sample_packing_bin_size sample_packing_eff_est sample_packing_mp_start_method group_by_length "
+             "total_num_tokens"),
+    *_listed("affects speed or memory only; surefoot chooses its own kernels",
+             "gradient_checkpointing_kwargs activation_offloading layer_offloading torch_compile_backend "
+             "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy "
+             "chunked_cross_entropy_num_chunks flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp "
+             "liger_rope liger_rms_norm liger_layer_norm liger_glu_activation liger_swiglu liger_cross_entropy "
+             "liger_fused_linear_cross_entropy cut_cross_entropy use_kernels tiled_mlp bnb_config_kwargs "
+             "experimental_skip_move_to_device fp32_norms liger_rms_norm_gated fused_attn_kernel "
+             "gemma4_hybrid_attn_impl flex_attn_compile_kwargs flash_optimum lora_on_cpu "
+             "model_quantization_config_kwargs selective_checkpointing large_head_attention flash_attn_d512 "
+             "sdpa_varlen tiled_mlp_num_shards tiled_mlp_use_original_mlp torch_compile_options fp32_norm_classes"),
+    *_listed("affects how experts are computed, not results",
+             "experts_implementation use_scattermoe use_sonicmoe llama4_linearized_experts"),
+    *_listed("Axolotl does not read it",
+             "gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier "
+             "base_model_ignore_patterns full_finetune context_parapllel_size test_value"),
     listed("fp8", None, "the products of training are computed in 16 bits here, more exactly"),
     *_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
-    *_listed(
-        "surefoot does not have this tracker; the log is in the run folder",
-        "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
-        "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer "
-        "comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online "
-        "comet_experiment_config use_otel_metrics otel_metrics_host otel_metrics_port",
-    ),
-    *_listed(
-        "is for multi-process launchers; surefoot starts its own processes",
-        "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank world_size "
-        "accelerator_config fsdp_version device device_map",
-    ),
-    *_listed(
-        "checkpoints are safetensors in the run folder and can be resumed from",
-        "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
-        "metric_for_best_model greater_is_better merge_method fsdp_final_state_dict_type",
-    ),
-    *_listed(
-        "is set by the tracker's own environment variables",
-        "wandb_entity wandb_watch wandb_log_model wandb_run_id mlflow_tracking_uri mlflow_run_name "
-        "hf_mlflow_log_artifacts trackio_run_name trackio_space_id",
-    ),
-    *_listed(
-        "surefoot's guard stops at non-finite values; the log shows the rest",
-        "loss_watchdog_threshold loss_watchdog_patience profiler_steps profiler_steps_start debug",
-    ),
-    *_listed(
-        "applies to generation; surefoot's samples are greedy",
-        "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
-        "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
-        "gradio_server_port gradio_max_new_tokens gradio_temperature",
-    ),
+    *_listed("surefoot does not have this tracker; the log is in the run folder",
+             "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
+             "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer "
+             "comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online "
+             "comet_experiment_config use_otel_metrics otel_metrics_host otel_metrics_port"),
+    *_listed("is for multi-process launchers; surefoot starts its own processes",
+             "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank "
+             "world_size accelerator_config fsdp_version device device_map"),
+    *_listed("checkpoints are safetensors in the run folder and can be resumed from",
+             "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
+             "metric_for_best_model greater_is_better merge_method fsdp_final_state_dict_type"),
+    *_listed("is set by the tracker's own environment variables",
+             "wandb_entity wandb_watch wandb_log_model wandb_run_id mlflow_tracking_uri mlflow_run_name "
+             "hf_mlflow_log_artifacts trackio_run_name trackio_space_id"),
+    *_listed("surefoot's guard stops at non-finite values; the log shows the rest",
+             "loss_watchdog_threshold loss_watchdog_patience profiler_steps profiler_steps_start debug"),
+    *_listed("applies to generation; surefoot's samples are greedy",
+             "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
+             "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
+             "gradio_server_port gradio_max_new_tokens gradio_temperature"),
     *_listed("rows of new tokens, which surefoot does not add", "mean_resizing_embeddings"),
     *_listed("frozen weights keep their type here", "embeddings_skip_upcast"),
     *_listed("an adapter's weights are kept in fp32", "peft_autocast_adapter_dtype"),
@@ -295,13 +273,10 @@ _ROWS: tuple[Row, ...] = (
           type=file_or_group, back=back.sharding),
     joint("qat", None, ("precision.qat", "precision.qat_group_size"), "int4 weights with int8 activations", type=group,
           back=back.qat),
-    *_refused(
-        "belongs to a training method that surefoot does not support",
-        "leave it out",
-        "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls "
-        "lisa_n_layers lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft "
-        "curriculum_sampling reinit_weights ebft do_bench_eval",
-    ),
+    *_refused("belongs to a training method that surefoot does not support", "leave it out",
+              "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
+              "lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft curriculum_sampling "
+              "reinit_weights ebft do_bench_eval"),
     *_refused("surefoot configures this with parallel.engine", "leave it out", "deepcompile"),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes that divide one batch") for name in SAME_BATCH),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes with a batch each") for name in OWN_BATCH),
@@ -309,35 +284,24 @@ _ROWS: tuple[Row, ...] = (
     joint("ray_num_workers", 1, ("parallel.nproc",)),
     *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
     refused("pretrain_multipack_attn", True, "the texts of a row do not see one another here", "leave it out"),
-    *_refused(
-        "surefoot joins no texts without a border",
-        "leave it out: sample_packing fills rows",
-        "pretraining_sample_concatenation",
-    ),
+    *_refused("surefoot joins no texts without a border", "leave it out: sample_packing fills rows",
+              "pretraining_sample_concatenation"),
     *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
     *_refused("surefoot adapts what lora_target_modules name", "name the modules that remain", "lora_exclude_modules"),
-    *_refused(
-        "pictures are read by the model's own processor",
-        "leave it out",
-        "processor_kwargs image_size image_resize_algorithm",
-    ),
+    *_refused("pictures are read by the model's own processor", "leave it out",
+              "processor_kwargs image_size image_resize_algorithm"),
     refused("dataset_shard_idx", None, "selects a part of the data", "use max_samples in surefoot's config"),
-    *_refused(
-        "surefoot has no such setting",
-        "leave it out",
-        "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs "
-        "rope_scaling "
-        "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform "
-        "peft_layers_pattern peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
-        "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
-        "dataset_exact_deduplication push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len "
-        "eval_sequence_len auto_find_batch_size batch_flattening "
-        "sage_attention s2_attention embedding_lr embedding_lr_scale optim_args optim_target_modules "
-        "lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio lr_div_factor lr_groups "
-        "adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message fix_untrained_tokens "
-        "use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
-        "peft_ensure_weight_tying",
-    ),
+    *_refused("surefoot has no such setting", "leave it out",
+              "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
+              "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
+              "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
+              "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets dataset_exact_deduplication "
+              "push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len eval_sequence_len "
+              "auto_find_batch_size batch_flattening sage_attention s2_attention embedding_lr embedding_lr_scale "
+              "optim_args optim_target_modules lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio "
+              "lr_div_factor lr_groups adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message "
+              "fix_untrained_tokens use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
+              "peft_ensure_weight_tying"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
 ALIASES: Mapping[str, str] = {
