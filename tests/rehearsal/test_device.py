@@ -1,12 +1,14 @@
 """The pretend GPU refuses what a GPU refuses, so that a rehearsal on it means something."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from helpers.tiny_models import tiny_llama
 from rehearsal.runs import ON_THE_PRETEND_GPU
-from surefoot.models.load import load_model
+from surefoot.models.load import _move, load_model
 
 pytestmark = ON_THE_PRETEND_GPU
 
@@ -146,3 +148,17 @@ def test_a_models_weights_arrive_as_they_are_in_the_file_and_tied_ones_stay_tied
     assert there.state_dict().keys() == here.state_dict().keys()
     for name, tensor in here.state_dict().items():
         assert torch.equal(there.state_dict()[name].cpu(), tensor), name
+
+
+def test_every_thread_that_moves_weights_is_told_the_number_of_the_device():
+    """CUDA's current device is a thread's own: without the number those of all ranks would be on the first one."""
+    asked = []
+
+    class Weight(SimpleNamespace):
+        def to(self, device):
+            asked.append(device)
+            return self
+
+    own = [SimpleNamespace(data=Weight()) for _ in range(3)]
+    _move(SimpleNamespace(parameters=lambda: own, to=asked.append), torch.device("cuda"))
+    assert asked == [torch.device("cuda", torch.cuda.current_device())] * 4

@@ -111,6 +111,7 @@ def _move(model: PreTrainedModel, device: torch.device) -> None:
     read, map and copy one at a time."""
     own = list(model.parameters())
     if device.type != "cpu":
+        device = torch.empty(0, device=device).device  # with its number: the current device is a thread's own
         with ThreadPoolExecutor(_MOVERS) as movers:
             for one, moved in zip(own, movers.map(lambda one: one.data.to(device), own), strict=True):
                 one.data = moved
