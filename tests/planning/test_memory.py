@@ -1,6 +1,7 @@
 """The forecast against what autograd really keeps, in transformers' model with PEFT's adapters."""
 
 import gc
+import itertools
 import json
 import sys
 from contextlib import nullcontext
@@ -15,19 +16,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from helpers.architectures import TINY, build
 from helpers.model_layouts import LLAMA31_8B, model_facts, run_config
 from helpers.tiers import representatives
-from surefoot.data.batching.batch import Example, pack
+from surefoot.data.batching.batch import Batch, Example, pack
 from surefoot.kernels.chunked_loss import Head, summed_loss
 from surefoot.kernels.packed_attention import SHORT
 from surefoot.models.facts import facts_of
 from surefoot.models.fast.adapters import _Made, adapter_path
+from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import packed_attention
-from surefoot.models.forward import hidden_states
+from surefoot.models.forward import hidden_at, hidden_states
 from surefoot.planning import memory as module
 from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.attention import plan_attention
 from surefoot.planning.experts import as_dense
 from surefoot.planning.measurements import Measurements
-from surefoot.planning.memory import fits, forecast, layer_bytes, usable
+from surefoot.planning.memory import fits, forecast, layer_bytes, unread_bytes, usable
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
 from surefoot.planning.plan import Choice
@@ -361,6 +363,31 @@ def test_activations_of_a_mixture(tmp_path, precision):
     assert layer_bytes(work, ROWS * TOKENS, TOKENS) == pytest.approx(kept, rel=MIXTURE_TOLERANCE)
     twin = replace(work, model=replace(work.model, norms=("hidden", "hidden")))
     assert layer_bytes(twin, ROWS * TOKENS, TOKENS) != pytest.approx(kept, rel=MIXTURE_TOLERANCE)
+
+
+def fullest(pass_):
+    """Bytes at the fullest moment of a pass, above what was there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+        pass_()
+    events = found.profiler.kineto_results.events()
+    changes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in changes))
+
+
+def test_a_last_layer_of_few_rows_has_few_gradients(tmp_path):
+    """Two layers, of which the last is done for one position in 32."""
+    config, length = CONFIG | {"num_hidden_layers": 2}, 512
+    model = build(config | {"use_cache": False}, device="cpu", attn_implementation="sdpa")
+    ids = torch.zeros(ROWS, length, dtype=torch.long)
+    batch = Batch(ids, ids, None, 1, (length,) * ROWS, tuple(range(ROWS)))
+    last_block_path().install(model)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        measured = fullest(lambda: hidden_at(model, batch, torch.arange(0, ROWS * length, 32)).sum().backward())
+    work = replace(workload(tmp_path, config=config), prunes=True, logits=False)
+    plan = forecast(work, examples=ROWS, length=length, supervised=1 / 32, checkpointing=OFF, available=80 * GIB)
+    assert plan.activations == pytest.approx(measured, rel=TOLERANCE)
+    less = unread_bytes(work, ROWS * length * 31 // 32)
+    assert plan.activations + module._BACKWARD * less > (1 + TOLERANCE) * measured  # twin: those of all rows
 
 
 def test_a_forgotten_term_would_be_noticed(tmp_path, monkeypatch):

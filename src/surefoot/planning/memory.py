@@ -275,8 +275,11 @@ def forecast(
     # The backward pass reaches the vision tower last. Its layers are checkpointed if any decoder layer is.
     pictures = examples * work.rows * (work.pictures.recomputed if again else work.pictures.once)
     forward = pictures + kept + (layers - again) * per_layer - less
-    # The last layer runs backward first, when all activations exist.
-    activations = pictures + kept + int((max(layers - again, 1) + _BACKWARD) * per_layer) - less
+    # The last layer runs backward first, when all activations exist. Rows that it leaves out have no gradients either.
+    # When the layer before it has gradients of all rows, the last one's activations are freed.
+    last = max(layers - again, 1) * per_layer - less + int(_BACKWARD * (per_layer - less))
+    before = int((max(layers - again - 1, 1) + _BACKWARD) * per_layer) if layers > 1 else 0
+    activations = pictures + kept + max(last, before)
     logits = _logits(work, positions)
     elsewhere = work.offloaded and work.kind != "cpu"  # a CPU has one memory
     host_ahead = work.ahead if work.kind == "cuda" else 0
