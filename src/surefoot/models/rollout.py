@@ -61,6 +61,13 @@ class Rollout:
         return [self.response[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
+Arrived = Callable[[int, Rollout], None]
+
+
+def nothing(place: int, answer: Rollout) -> None:
+    """An `Arrived` that does nothing."""
+
+
 class Rollouts(Protocol):
     def answer(
         self,
@@ -68,11 +75,13 @@ class Rollouts(Protocol):
         decoding: Decoding,
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
+        arrived: Arrived = nothing,
     ) -> list[Rollout]:
         """Return one answer per prompt (token ids, at least one), in order.
 
         places: number of each prompt among those of all ranks, which selects its random stream; None: the order here.
         limits: maximum tokens of each answer, none above decoding.max_new_tokens; None: that for all.
+        arrived: called with each answer and its index as soon as it is there, from any thread.
         """
         ...
 
@@ -104,6 +113,7 @@ class EmbeddedRollouts:
         decoding: Decoding,
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
+        arrived: Arrived = nothing,
     ) -> list[Rollout]:
         numbers = range(len(prompts)) if places is None else places
         most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
@@ -117,6 +127,8 @@ class EmbeddedRollouts:
                 own = [prompts[one] for one in batch]
                 found = self._batch(own, [numbers[one] for one in batch], [most[one] for one in batch], decoding)
                 answers.update(zip(batch, found, strict=True))
+                for one in batch:
+                    arrived(one, answers[one])
                 self._on_progress(len(answers), len(prompts))
         return [answers[one] for one in range(len(prompts))]
 

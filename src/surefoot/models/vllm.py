@@ -32,7 +32,7 @@ import numpy as np
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.generate import Decoding
-from surefoot.models.rollout import Rollout
+from surefoot.models.rollout import Arrived, Rollout, nothing
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.posting import Server
 
@@ -91,6 +91,7 @@ class VllmRollouts:
         decoding: Decoding,
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
+        arrived: Arrived = nothing,
     ) -> list[Rollout]:
         """See `surefoot.models.rollout.Rollouts`. Raises EnvironmentFault for wrong answers."""
         cut = decoding.among_kept and decoding.cuts
@@ -109,15 +110,17 @@ class VllmRollouts:
             "detokenize": False,
         }
 
-        def one(number: int, prompt: Sequence[int], limit: int) -> Rollout:
+        def one(index: int, number: int, prompt: Sequence[int], limit: int) -> Rollout:
             own = sampling | {"max_tokens": limit, "seed": _seed(decoding.seed, number)}
             said = self._server.post(_PATH, {"model": self._model, "token_ids": list(prompt), "sampling_params": own})
-            return self._rollout(prompt, said, replace(decoding, max_new_tokens=limit))
+            found = self._rollout(prompt, said, replace(decoding, max_new_tokens=limit))
+            arrived(index, found)
+            return found
 
         numbers = range(len(prompts)) if places is None else places
         most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(prompts)))) as pool:
-            found = list(pool.map(one, numbers, prompts, most))
+            found = list(pool.map(one, range(len(prompts)), numbers, prompts, most))
         return found if self._tells(decoding) else [replace(one, logprobs=None) for one in found]
 
     def _tells(self, decoding: Decoding) -> bool:

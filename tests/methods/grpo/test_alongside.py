@@ -25,7 +25,9 @@ from helpers.vllm_answers import completion
 from methods.grpo.test_run import config_of, rows_of, run, vowels, world
 from surefoot.config.load import check_config
 from surefoot.methods.grpo.alongside import Alongside
+from surefoot.methods.rewards import terms
 from surefoot.methods.rollouts import RolloutEngine
+from surefoot.models import vllm
 from surefoot.runs.output_folder import disk_of
 from surefoot.training import step as training_step
 
@@ -285,3 +287,47 @@ def test_the_plan_has_the_weights_that_are_kept(world, tmp_path, kind):
     alongside.close()
     assert both - answers == sum(kept) + max(kept)
     assert answers > none == 0
+
+
+class Judging:
+    """A reward's server: more for more vowels. It notes how many answers each request has."""
+
+    def __init__(self):
+        self.sizes, self.before = [], lambda: None
+
+    def reply(self, path, body):
+        self.sizes.append(len(body["responses"]))
+        self.before()
+        return 200, {"scores": [sum(letter in "aeiou" for letter in text) / 4 for text in body["responses"]]}
+
+
+@pytest.mark.parametrize("ahead", representatives([0, 1], 0))
+def test_a_server_scores_groups_while_others_are_drawn_and_no_bit_changes(world, tmp_path, monkeypatch, ahead):
+    """The second prompt is only answered when the reward's server has been asked about the first. The twin asks about
+    all answers together, afterwards."""
+
+    def trained(name: str, early: bool) -> list[int]:
+        judge, drawn, lock, scored = Judging(), [], threading.Lock(), threading.Event()
+        judge.before = scored.set
+
+        def holds():
+            with lock:
+                drawn.append(name)
+                waits = len(drawn) > 4 and early
+            assert not waits or scored.wait(STUCK)
+
+        with drawing(world) as (address, server), answering(judge.reply) as judging:
+            server.before_an_answer = holds
+            config = served(world, tmp_path / name, address, ahead)
+            config["grpo"]["rewards"] = [judging.address, {"name": "regex", "pattern": "e", "weight": 0.1}]
+            config |= {"duration": "3 steps", "checkpoint": {"every": "9 steps"}}
+            surefoot.train(config, stream=io.StringIO())
+        found.append(results(config))
+        return judge.sizes
+
+    found = []
+    monkeypatch.setattr(vllm, "_AT_ONCE", 4)  # the first prompt is answered before the second is asked
+    assert trained("as drawn", True) == [4] * 6
+    monkeypatch.setattr(terms, "_AT_ONCE", 0)
+    assert trained("after", False) == [8] * 3
+    assert equal(*found)

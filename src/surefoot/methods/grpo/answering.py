@@ -10,7 +10,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from surefoot.methods.grpo.reward_models import RewardModel, model_scores
 from surefoot.methods.grpo.rollout import GroupRollout, Passes, scored_rollout
 from surefoot.methods.losses.grpo import pass_at_k
 from surefoot.methods.rewards.answers import Answers, Score
+from surefoot.methods.rewards.as_drawn import AsDrawn
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
 from surefoot.methods.rollouts import answers_of_all, evaluation_seed, prompts_at
 from surefoot.methods.waiting import Waits
@@ -38,12 +40,14 @@ class DrawnAnswers:
     where: index of each prompt of all ranks in the data.
     prompts: token ids of the prompts of all ranks.
     places: which of them this rank has answered.
+    scores: of rewards that were asked while others were drawn, by their labels.
     """
 
     where: Sequence[int]
     prompts: Sequence[tuple[int, ...]]
     places: Sequence[int]
     heard: Heard
+    scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,15 @@ class Answering:
         top_k: int = 0,
         seed: int = 0,
         needed: bool = False,
+        group: int = 0,
     ) -> DrawnAnswers:
         """Generate answers. With a server that does, it needs no model and may run in a thread.
 
         step: that they are for.
         where: index of each prompt in the data.
         needed: see `Talks.hold`.
+        group: answers to each prompt, which follow each other; they are scored while others are drawn, by rewards that
+            can. 0: none are.
         """
         how, tokens = self.passes, self.tokens
         decoding = Decoding(
@@ -88,9 +95,16 @@ class Answering:
         prompts = prompts_at(data, where)
         places = range(how.rank, len(where), how.world)
         own = [prompts.ids[place] for place in places]
+        scores: Mapping[str, Sequence[Score]] = {}
         if self.talks is None:
             with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
-                heard = Heard(self.rollouts.answer(own, decoding, places))
+                if group and any(one.at_once for one in self.rewards):
+                    indices = [where[place] for place in places]
+                    with AsDrawn(self.rewards, group, len(places), partial(self._asked_of, data, indices)) as early:
+                        heard = Heard(self.rollouts.answer(own, decoding, places, arrived=early.arrived))
+                    scores = early.scores()
+                else:
+                    heard = Heard(self.rollouts.answer(own, decoding, places))
         else:
             asked = Asked(
                 own,
@@ -100,7 +114,7 @@ class Answering:
                 places,
             )
             heard = self.talks.hold(self.rollouts, asked, decoding, step, needed=needed)
-        return DrawnAnswers(where, prompts.ids, places, heard)
+        return DrawnAnswers(where, prompts.ids, places, heard, scores)
 
     def score(self, data: TokenizedDataset, drawn: DrawnAnswers) -> tuple[GroupRollout, list[dict[str, Any]]]:
         """Score answers; also return each answer's record for the run folder."""
@@ -112,7 +126,7 @@ class Answering:
             with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
                 scores = model_scores(model, answers, how)
             by_models[model.name] = [scores[place] for place in places]
-        graded, kept = self._grade(heard, data, [where[place] for place in places], by_models)
+        graded, kept = self._grade(heard, data, [where[place] for place in places], by_models, drawn.scores)
         with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
             rollout = scored_rollout(answers, graded, places, self.rewards, how.totals, heard.sums)
             texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), how.totals)
@@ -124,29 +138,27 @@ class Answering:
         data: TokenizedDataset,
         places: Sequence[int],
         by_models: Mapping[str, Sequence[float | None]],
+        known: Mapping[str, Sequence[Score]],
     ) -> tuple[list[Graded], list[str]]:
         """Return the scores, and each answer with its scores as JSON for the run folder.
 
         places: index of each answer's prompt in the data.
         by_models: as in `Answers`.
+        known: as in `grade_all`.
         """
         answers = heard.answers
         turns = [self._turns(one, heard.given[place] if heard.given else ()) for place, one in enumerate(answers)]
-        asked = Answers(
-            [self._text(one.prompt) for one in answers],
-            [said[-1] for said in turns],
-            [one.stretches[-1] for one in answers],
-            [data.record(place) for place in places],
-            [one.stopped for one in answers],
-            by_models,
-            heard.scores,
-            turns if heard.given else (),
+        asked = replace(
+            self._asked(answers, [said[-1] for said in turns], data, places),
+            by_models=by_models,
+            by_environment=heard.scores,
+            turns=turns if heard.given else (),
         )
 
         def asking(label: str) -> AbstractContextManager[None]:
             return self.waits.during(f"reward {label}", f"the reward {label} is asked for {len(asked)} answers")
 
-        graded = grade_all(self.rewards, asked, asking)
+        graded = grade_all(self.rewards, asked, asking, known)
         return graded, [
             json.dumps(
                 {
@@ -164,6 +176,24 @@ class Answering:
                 places, asked.prompts, asked.responses, answers, turns, asked.stopped, graded, strict=True
             )
         ]
+
+    def _asked_of(
+        self, data: TokenizedDataset, where: Sequence[int], places: Sequence[int], answers: list[Rollout]
+    ) -> Answers:
+        """What a reward gets about some answers of one turn. where: index in the data of the prompt at each place."""
+        words = [self._text(one.response) for one in answers]
+        return self._asked(answers, words, data, [where[place] for place in places])
+
+    def _asked(
+        self, answers: Sequence[Rollout], words: Sequence[str], data: TokenizedDataset, where: Sequence[int]
+    ) -> Answers:
+        return Answers(
+            [self._text(one.prompt) for one in answers],
+            words,
+            [one.stretches[-1] for one in answers],
+            [data.record(place) for place in where],
+            [one.stopped for one in answers],
+        )
 
     def _turns(self, answer: Rollout, given: Sequence[str]) -> list[str]:
         """The texts of an answer: the policy's, with the environment's between them."""

@@ -63,7 +63,12 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         made_with["grpo.environment"] = environment.identity
         rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
     engine = rollout_engine(config, run.plan, loaded)
-    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model, engine.follow, engine.give_up)
+
+    def give_up() -> None:
+        for end in (engine.give_up, *(one.give_up for one in rewards)):
+            end()
+
+    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model, engine.follow, give_up)
     memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify, alongside)
     if loaded.checkpoint is not None:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
@@ -267,6 +272,7 @@ class _Cycle:
             top_k=grpo.top_k or 0,
             seed=answer_seed(config.seed, number, attempt),
             needed=not attempt,
+            group=grpo.group if grpo.engine == "vllm" else 0,
         )
 
     def _score(self, step: int, number: int, answers: DrawnAnswers, attempt: int = 0) -> GroupRollout:

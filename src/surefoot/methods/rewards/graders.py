@@ -51,7 +51,8 @@ def _letter(words: str) -> str | None:
 
 
 _READ: Mapping[str, Callable[[str], Any]] = {"exact": _text, "numeric": number_in, "choice": _letter}
-COMPARING = (*_READ, "math", "code")
+IN_CHILDREN = ("math", "code")  # they compute in other processes, at most as many as there are cores
+COMPARING = (*_READ, *IN_CHILDREN)
 
 
 def grader(term: RewardTerm, key: str) -> Grade:

@@ -19,7 +19,8 @@ import numbers
 import os.path
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from surefoot.config.methods import RewardTerm
@@ -27,11 +28,12 @@ from surefoot.data.formats.conversation import listed
 from surefoot.methods.own_functions import identity, name_of, one_line, own_function, passed_name, place_in
 from surefoot.methods.reward_source import head_digest, trained_folder, weights_fingerprint
 from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Score, scored
-from surefoot.methods.rewards.graders import GRADERS, grader
+from surefoot.methods.rewards.graders import GRADERS, IN_CHILDREN, grader
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
-from surefoot.system.posting import server
+from surefoot.system.posting import Server, server
 
+_AT_ONCE = 16  # requests to a server
 _NO_REWARDS = ("std", "overlong", "environment")  # names in the log as reward_… that are not rewards
 
 
@@ -41,12 +43,16 @@ class Reward:
 
     label: its unique name in logs.
     identity: compared when a run is resumed.
+    at_once: groups that are scored at the same time while a server draws others; 0: all answers together, afterwards.
+    give_up: ends its requests that are under way.
     """
 
     label: str
     weight: float
     grade: Grade
     identity: str
+    at_once: int = 0
+    give_up: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,13 @@ def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tupl
     found: list[Reward] = []
     for place, term in enumerate(terms):
         where = f"{key}.{place}"
-        grade, named = _open(term, f"{where}.name")
+        opened = _open(term, f"{where}.name")
         label = _label(term)
         taken = [*_NO_REWARDS, *(one.label for one in found)]
         if label in taken:
             label = f"{label}_{sum(name.startswith(label) for name in taken) + 1}"
         asked = {name: value for name, value in term.model_dump().items() if name != "name" and value is not None}
-        found.append(Reward(label, term.weight, grade, f"{named} {sorted(asked.items())}"))
+        found.append(replace(opened, label=label, identity=f"{opened.identity} {sorted(asked.items())}"))
     return tuple(found)
 
 
@@ -94,13 +100,15 @@ def grade_all(
     rewards: Sequence[Reward],
     answers: Answers,
     asking: Callable[[str], AbstractContextManager[None]] = lambda label: nullcontext(),
+    given: Mapping[str, Sequence[Score]] = {},  # read only
 ) -> list[Graded]:
     """Return each answer's scores, in order.
 
     asking: context manager for each reward, by its label.
+    given: scores of rewards that were asked before, by their labels.
     """
-    parts: dict[str, Sequence[Score]] = {}
-    for reward in rewards:
+    parts = dict(given)
+    for reward in (one for one in rewards if one.label not in given):
         with asking(reward.label):
             parts[reward.label] = reward.grade(answers) if len(answers) else ()
     weights = {reward.label: reward.weight for reward in rewards}
@@ -113,19 +121,20 @@ def grade_all(
     return found
 
 
-def _open(term: RewardTerm, key: str) -> tuple[Grade, str]:
-    name = term.name
+def _open(term: RewardTerm, key: str) -> Reward:
+    """Without its label."""
+    name, made = term.name, partial(Reward, "", term.weight)
     if name in GRADERS:
-        return grader(term, key), name
+        return made(grader(term, key), name, at_once=int(name in IN_CHILDREN))
     if is_address(name):
-        return _at_address(name, key), name
+        asked = server(name, key)
+        return made(_at_address(asked), name, at_once=_AT_ONCE, give_up=asked.hangup)
     if is_function(name) or name.startswith("entry_point:"):
-        return of_function(own_function(name, key), name, term.convention), identity(name)
+        return made(of_function(own_function(name, key), name, term.convention), identity(name))
     if term.is_model:
         head = head_digest(trained_folder(name))
-        return lambda answers: [_of_model(score) for score in answers.by_models[name]], (
-            f"{weights_fingerprint(name)} {head}"
-        )
+        grade: Grade = lambda answers: [_of_model(score) for score in answers.by_models[name]]  # noqa: E731
+        return made(grade, f"{weights_fingerprint(name)} {head}")
     what = f"{name!r} is not a reward"
     fix = f"name {listed(GRADERS)}, FILE.py:FUNCTION, an http address, or a reward model (a folder as ./reward)"
     raise InputError(Fault(key, what, fix, code="SF-REWARD"))
@@ -225,9 +234,7 @@ def _named(function: Callable[..., Any], offered: dict[str, Any], positional: in
     return {name: offered[name] for name in own if name in offered}
 
 
-def _at_address(address: str, key: str) -> Grade:
-    asked = server(address, key)
-
+def _at_address(asked: Server) -> Grade:
     def grade(answers: Answers) -> list[Score]:
         body = {
             "prompts": list(answers.prompts),
