@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from distributed.runs import (
@@ -69,7 +70,12 @@ def two(world):
 def same(first: Path, second: Path) -> bool:
     """Weights of two run folders, within WEIGHT_TOLERANCE."""
     a, b = (load_file(folder / "adapter_model.safetensors") for folder in (first, second))
-    return a.keys() == b.keys() and all((a[name] - b[name]).abs().max() <= WEIGHT_TOLERANCE for name in a)
+    return furthest(a, b) <= WEIGHT_TOLERANCE
+
+
+def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def test_two_ranks_train_what_one_does(one, two):
@@ -86,6 +92,20 @@ def test_twin_another_order_of_examples_is_seen(world, one):
     code, said = run_forked(["train", write_config(world, output, seed=7)], world / "other.txt")
     assert code == 0, said
     assert not same(one, output)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_is_merged_as_that_of_one(world, one, two):
+    merged = {}
+    for name, output in (("one", one), ("two", two[0])):
+        folder = world / f"merged-{name}"
+        words = ["export", output, "--merge", "--dtype", "fp32", "--out", folder]
+        code, said = run_forked(words, folder.with_suffix(".txt"))
+        assert code == 0, said
+        merged[name] = load_file(folder / "model.safetensors")
+    base = load_file(world / "base" / "model.safetensors")
+    assert furthest(merged["one"], merged["two"]) <= WEIGHT_TOLERANCE
+    assert furthest(merged["one"], base) > 10 * WEIGHT_TOLERANCE  # twin: an export that left the adapter out
 
 
 def test_every_rank_is_recorded_and_the_plan_says_what_each_holds(two):
