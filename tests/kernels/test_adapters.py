@@ -112,6 +112,23 @@ def test_twin_any_other_number_is_seen(kind, broken):
     assert error > 1e4 * EXACT
 
 
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_no_rows_have_outputs_of_no_rows(kind):
+    """As of an expert that no token of a micro-batch goes to."""
+    one = case(kind)
+    one.x = one.x.detach()[:0].requires_grad_()
+    fast = one.fast()
+    assert [output.shape for output in fast] == [output.shape for output in one.plain()]
+    assert not any(gradient.any() for gradient in one.gradients(fast))
+
+
+def test_twin_the_width_cannot_be_told_from_no_numbers(monkeypatch):
+    view = torch.Tensor.view
+    monkeypatch.setattr(torch.Tensor, "view", lambda self, *shape: view(self, *shape[:-1], -1))
+    with pytest.raises(RuntimeError):
+        test_no_rows_have_outputs_of_no_rows("lora")
+
+
 def test_gradients_by_finite_differences():
     """Neither form against the other: LoRA's loss itself, moved a little."""
     one = case("lora", tokens=6)

@@ -167,7 +167,7 @@ def _output(
         # The wide product adds to the thin one. The other way round the whole output would be read and written once
         # more, and what the adapter adds would be rounded twice.
         output = h @ layer.up.T if bias is None else torch.addmm(bias, h, layer.up.T)
-        return output.addmm_(_flat(x), weight.T).view(*x.shape[:-1], -1), None
+        return output.addmm_(_flat(x), weight.T).view(*x.shape[:-1], len(weight)), None
     if masked:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
         # f base - base, not (f - 1) base: the pattern of `scale_on_average_` decides at which tokens f takes effect.

@@ -168,14 +168,13 @@ _MOST_HASHERS = 4  # threads; a disk hardly delivers more
 def tensor_digests(folder: Path, given_up: Callable[[], bool] = lambda: False) -> Digests:
     """Hash all weight files, with several threads where there are many cores. given_up: polled; once it returns true,
     hashing stops and the result is incomplete."""
-    places = [
-        (file, name, place) for file in safetensors_files(folder) for name, place in tensor_places(file)[1].items()
-    ]
+    files = safetensors_files(folder)
+    places = [(file, name, place) for file in files for name, place in tensor_places(file)[1].items()]
     with ThreadPoolExecutor(min(_MOST_HASHERS, max(1, hardware.usable_cores() // 4))) as hashers:
         digests = list(hashers.map(lambda one: _digest(one[0], one[2][0], one[2][1], given_up), places))
-    found: Digests = {}
+    found: Digests = {file.name: {} for file in files}
     for (file, name, _), digest in zip(places, digests, strict=True):
-        found.setdefault(file.name, {})[name] = digest
+        found[file.name][name] = digest
     return found
 
 

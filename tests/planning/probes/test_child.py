@@ -1,11 +1,14 @@
 """Forms of attention that end their process, or never end, fail alone; the others are tried all the same."""
 
+import json
 import sys
 import threading
 import time
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from helpers.faults import gives
 from surefoot.planning.probes import child
@@ -117,3 +120,29 @@ def test_twin_without_the_context_each_probe_has_a_child_of_its_own(monkeypatch)
         for _ in range(2):
             run_in_child(replace(REQUEST, forms=("math",)))
     assert len(dict.fromkeys(began)) == 3
+
+
+def answers(monkeypatch, capsys, free) -> bool:
+    """Whether a child answers if this is what freeing its memory does, and nothing asks again."""
+    asked = json.dumps({"probe": ATTENTION.place, "request": asdict(replace(REQUEST, forms=("math",)))})
+    monkeypatch.setattr(sys, "stdin", [asked])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", free)
+    with suppress(SystemExit):
+        child.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "begin math"
+    return lines[-1].startswith("trials")
+
+
+def test_an_error_that_a_kernel_has_left_behind_ends_its_own_request(monkeypatch, capsys):
+    """The parts of the next one would all have failed: none of them had begun."""
+
+    def raising():
+        raise torch.AcceleratorError("illegal memory access")
+
+    assert not answers(monkeypatch, capsys, raising)
+
+
+def test_twin_without_an_error_there_is_an_answer(monkeypatch, capsys):
+    assert answers(monkeypatch, capsys, lambda: None)

@@ -196,11 +196,13 @@ def main() -> None:
         request = TypeAdapter(probe.request).validate_python(asked["request"])
         try:
             trials = probe.run(request, lambda name: print("begin", name, flush=True))
+            # The next probe looks for free memory. Before the answer, because an error that a kernel has left behind
+            # shows here, and would end the child under the next probe.
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
         except torch.AcceleratorError as error:  # only the first of its many lines says what is wrong
             sys.exit(str(error).splitlines()[0])
         print("trials", json.dumps(_trials(probe).dump_python(trials, mode="json")), flush=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # the next probe looks for free memory
 
 
 if __name__ == "__main__":
