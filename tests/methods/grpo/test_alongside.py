@@ -176,7 +176,7 @@ def test_killed_while_answers_are_drawn_it_goes_on_bit_for_bit(world, tmp_path, 
         assert json.loads(state.read_text())["stage"]["drawing"] == asked
 
 
-@pytest.mark.parametrize("puts_in", [True, False])
+@pytest.mark.parametrize("puts_in", representatives([True, False], True))
 def test_interrupted_while_a_server_is_silent_it_waits_for_nothing_and_goes_on_bit_for_bit(
     world, tmp_path, monkeypatch, puts_in
 ):

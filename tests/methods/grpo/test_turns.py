@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from helpers.tiny_models import curt
 from helpers.vllm_answers import completion
 from surefoot.commands.main import main
 from surefoot.data.batching.groups import GroupEpisode, group_batches, groups_from_tensors, groups_to_tensors
+from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.talks import Talks
+from surefoot.methods.grpo.alongside import Alongside
 from surefoot.models.rollout import EmbeddedRollouts
+from surefoot.training import step as training_step
 
 RATIO = 1e-5  # of fp32 sums in another order
 UNEQUAL = ("elapsed_time", "remaining_time", "throughput", "peak_memory")
@@ -164,10 +168,9 @@ def test_killed_between_turns_it_goes_on_bit_for_bit_and_calls_nothing_again(wor
     assert calls <= asked(world) - calls <= calls + 16
 
 
-def test_a_server_draws_in_turns(world):
-    """Ids go there as they are put together here, and each turn may have what the turns before left."""
+def in_turns(world, requests: list[dict]):
+    """The answers of a server that tells the base's log-probabilities."""
     base = AutoModelForCausalLM.from_pretrained(world / "base").eval()
-    requests: list[dict] = []
 
     def reply(path, body):
         if path != "/inference/v1/generate":
@@ -183,7 +186,13 @@ def test_a_server_draws_in_turns(world):
         told = [float(row[token]) for row, token in zip(logp, ids, strict=True)]
         return 200, completion(ids, told, model=body["model"])
 
-    with answering(reply) as stub:
+    return reply
+
+
+def test_a_server_draws_in_turns(world):
+    """Ids go there as they are put together here, and each turn may have what the turns before left."""
+    requests: list[dict] = []
+    with answering(in_turns(world, requests)) as stub:
         config = config_of(world, "run", engine="vllm", vllm_url=stub.address)
         config |= {"duration": "1 steps", "batch": {"size": 4, "micro": 3}}
         (row,) = run(config)
@@ -193,6 +202,36 @@ def test_a_server_draws_in_turns(world):
     assert len(drawn) == round(4 * row["turns"])
     assert lengths[0] == lengths[-1]  # of prompts of one length
     assert len({one["sampling_params"]["seed"] for one in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("looks_back", representatives([True, False], True))
+def test_replies_to_what_was_asked_before_a_checkpoint_are_found_again(world, monkeypatch, looks_back):
+    """The answers of rollout 1 are drawn from step 1 on, and checkpoint-3 has none of them. The twin looks up replies
+    since its step."""
+    begins = Alongside._submit
+
+    def ends(own, draw):
+        begins(own, draw)
+        wait(own._draws)  # so all replies are there when it is killed
+
+    monkeypatch.setattr(Alongside, "_submit", ends)
+    with answering(in_turns(world, [])) as stub:
+        loose = {"mismatch": "caution", "mismatch_bound": 100.0}
+        cut = config_of(
+            world, "cut", engine="vllm", vllm_url=stub.address, rollout_batches=2, epochs=2, ahead=1, **loose
+        )
+        cut |= {"duration": "5 steps", "checkpoint": {"every": "3 steps", "keep": 9}}
+        run({**cut, "output": str(world / "whole")})
+        calls = asked(world)
+        with killed(training_step, "accumulate_gradients", 4):
+            run(cut)
+        if not looks_back:
+            real = Recorded.__init__
+            monkeypatch.setattr(Recorded, "__init__", lambda own, folder, rank, step: real(own, folder, rank, 3))
+        state = json.loads((world / "cut" / "checkpoint-3" / "state.json").read_text())
+        run(cut, resume=True)
+    assert state["stage"]["drawing"] == [[1, 1]]
+    assert (asked(world) - calls == calls) == looks_back
 
 
 def test_another_environment_does_not_resume(world):
