@@ -259,3 +259,19 @@ def test_layers_of_a_hub_model_are_those_of_its_cached_config(tmp_path, written,
     there = CliRunner().invoke(main, ["translate", str(config), "--json"])
     assert (away.exit_code, there.exit_code) == (2, 0), there.output
     assert json.loads(there.output)["config"]["model"]["trained"] == [r".*\.(5|6)(\..*)?"]
+
+
+def of_initial(written, folder):
+    """What is said about an adapter to go on with, without its name."""
+    found = CliRunner().invoke(main, ["translate", str(written(adapter_name_or_path=folder))])
+    assert found.exit_code == 2
+    return found.output.replace(folder, "").replace("^" * len(folder), "")
+
+
+def test_a_folder_that_is_not_here_may_have_a_name_that_the_hub_forbids(written):
+    assert of_initial(written, "saves/run--1") == of_initial(written, "saves/run-01")
+
+
+def test_twin_what_the_hubs_library_says_of_the_name_is_no_answer(written, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.errors.HFValidationError", KeyError)
+    assert of_initial(written, "saves/run--1") != of_initial(written, "saves/run-01")

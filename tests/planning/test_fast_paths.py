@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from helpers.architectures import PHI3
 from helpers.experts import moe_facts
 from helpers.faults import gives
 from helpers.model_layouts import LLAMA31_8B, llama3_tokenizer, model_facts, run_config
@@ -180,8 +181,17 @@ def test_what_is_open_is_measured(tmp_path):
     assert parts(LIGER, dataclasses.replace(facts, layer_norm=True)) == ("rotary", "gated")
     for other in ({"gated": False}, {"activation": "gelu"}):
         assert parts(LIGER, dataclasses.replace(facts, **other)) == ("norm", "rotary")
+    joined = model_facts(tmp_path / "phi3", PHI3)
+    assert joined.gated
+    assert parts(LIGER, joined) == ("norm", "rotary")
     sizes = pointwise_sizes(dataclasses.replace(facts, activation="gelu_pytorch_tanh"))
     assert sizes == PointwiseSizes(4096, 32, 128, 8, 14336, "gelu")
+
+
+def test_twin_by_its_activation_alone_gates_in_one_matrix_would_be_planned(tmp_path, monkeypatch):
+    joined = model_facts(tmp_path, PHI3)
+    monkeypatch.setattr(module, "_named_gates", lambda model: True)
+    assert open_parts(run_config(), joined, LIGER) == ("norm", "rotary", "gated")
 
 
 def test_of_a_machine_elsewhere_the_plan_says_what_would_happen(kernel):

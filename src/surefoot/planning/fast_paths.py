@@ -34,6 +34,7 @@ _ABOUT = {
 }
 # Activations in config.json that liger-kernel has with a gate -> what `surefoot.kernels.liger` calls them.
 GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
+PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # of an MLP: gate, up, down
 
 
 def plan_kernels(
@@ -245,7 +246,14 @@ def pointwise_obstacle(key: str, config: RunConfig, model: ModelFacts, hardware:
         return "this family has LayerNorm, which torch computes in one pass already"
     if key == "gated" and not (model.gated and model.activation in GATES):
         return "this family's MLPs have no gate with SiLU or GELU in its tanh form"
+    if key == "gated" and not _named_gates(model):
+        return "this family's MLPs have gate and up in one matrix, or by other names"
     return ""
+
+
+def _named_gates(model: ModelFacts) -> bool:
+    names = {module.name.rpartition(".")[2] for module in model.layer_linears}
+    return any(names.issuperset(projections) for projections in PROJECTIONS)
 
 
 def _layer_seconds(model: ModelFacts, trials: Sequence[PointwiseTrial]) -> tuple[float, float]:

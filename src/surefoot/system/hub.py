@@ -143,8 +143,12 @@ def in_cache(path: str) -> Path | None:
     if looks_local(name):
         return None
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    found = try_to_load_from_cache(name, file)
+    try:
+        found = try_to_load_from_cache(name, file)
+    except HFValidationError:  # a folder that is not there, whose name could not be one of the hub's
+        return None
     return Path(found) if isinstance(found, str) else None
 
 

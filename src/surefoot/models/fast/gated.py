@@ -19,10 +19,10 @@ from surefoot.kernels import liger
 from surefoot.kernels.liger import FORMS, Gate
 from surefoot.models.fast import FastPath, Undo
 from surefoot.models.peft import LoraLinear
+from surefoot.planning.fast_paths import PROJECTIONS
 from surefoot.system.libraries import is_installed
 
 NAME = "gated"
-_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
 _CLOSE = 1e-5  # relative difference between two fp32 computations of one formula; the two forms of GELU differ by 1e-4
 
 
@@ -94,7 +94,7 @@ def gated_form(module: nn.Module) -> tuple[tuple[str, str, str], Gate] | None:
     """Return the names of gate, up and down and the activation, tested on a few rows; None if the module is not such an
     MLP."""
     children = dict(module.named_children())
-    names = next((some for some in _PROJECTIONS if children.keys() >= set(some)), None)
+    names = next((some for some in PROJECTIONS if children.keys() >= set(some)), None)
     if names is None:
         return None
     others = {name: child for name, child in children.items() if name not in names}
