@@ -9,11 +9,11 @@ from helpers.path_runs import fast_paths, forget, losses, path_config, saved_pla
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.kernels import pointwise
+from surefoot.models.fast import pointwise as module
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.planning.measurements import PointwiseTrial
 from surefoot.planning.precision import NARROW
 from surefoot.runs import measured
-from surefoot.runs.parity import fast_paths as module
 
 FUSED = {"pointwise": "fused"}
 FASTER = (PointwiseTrial("norm", 0.02, 0.01, ""), PointwiseTrial("rotary", 0.02, 0.01, ""))

@@ -165,7 +165,7 @@ def _output(
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     if factor is None:
         # The wide product adds to the thin one. The other way round the whole output would be read and written once
-        # more, and what the adapter adds would be rounded twice.
+        # more, and rounded once more: with small updates, a bf16 output would be off by 1.4 times as much.
         output = h @ layer.up.T if bias is None else torch.addmm(bias, h, layer.up.T)
         return output.addmm_(_flat(x), weight.T).view(*x.shape[:-1], len(weight)), None
     if masked:

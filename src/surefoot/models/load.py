@@ -107,8 +107,8 @@ def load_model(
 
 
 def _move(model: PreTrainedModel, device: torch.device) -> None:
-    """Put the model on the device. Its weights are still pages of the files, which one thread after the other would
-    read, map and copy one at a time."""
+    """Put the model on the device. Its weights are still pages of the files, which a single thread would read, map and
+    copy one after the other."""
     own = list(model.parameters())
     if device.type != "cpu":
         device = torch.empty(0, device=device).device  # with its number: the current device is a thread's own

@@ -139,7 +139,7 @@ def processor(ours: Ours) -> str | None:
     return "AutoProcessor" if ours.sees else None
 
 
-def frozen_sight(ours: Ours) -> bool | None:
+def frozen_vision(ours: Ours) -> bool | None:
     """freeze_mm_modules"""
     return True if ours.sees and ours["vision.tower"] == ours["vision.projector"] == "frozen" else None
 

@@ -112,7 +112,7 @@ _ROWS: tuple[Row, ...] = (
     joint("quantize_moe_experts", False, ("precision.base",), "the experts of a mixture stay in 16 bits here"),
     joint("lora_target_parameters", None, ("adapter.targets",), back=back.parameters),
     joint("processor_type", None, ("vision",), "with the Qwen families that also see", type=text, back=back.processor),
-    joint("freeze_mm_modules", False, ("vision",), "tower and projector", back=back.frozen_sight),
+    joint("freeze_mm_modules", False, ("vision",), "tower and projector", back=back.frozen_vision),
     joint("unfrozen_parameters", None, ("model.trained", "vision"), "modules of the language model", type=names,
           back=unfrozen),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),

@@ -9,7 +9,7 @@ from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method, set_prompted
 from surefoot.interop.axolotl.processes import set_processes
 from surefoot.interop.axolotl.steps import set_attention, set_evaluation, set_saving, set_steps
-from surefoot.interop.axolotl.trained import set_adapter, set_sight
+from surefoot.interop.axolotl.trained import set_adapter, set_vision
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS
 from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, resume_argument, switch
@@ -178,7 +178,7 @@ RULES = (
     set_data,
     set_method,
     set_adapter,
-    set_sight,
+    set_vision,
     set_qat,
     set_length_limit,
     set_precision,

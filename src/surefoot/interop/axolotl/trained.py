@@ -83,7 +83,7 @@ def set_adapter(draft: Draft) -> None:
         set_default_targets(draft, "lora_target_modules")
 
 
-def set_sight(draft: Draft) -> None:
+def set_vision(draft: Draft) -> None:
     """Set vision.*: with a processor, all weights include tower and projector; an adapter leaves them frozen here."""
     named, base = draft["processor_type"], str(draft["base_model"]).lower()
     unfrozen = _set_unfrozen(draft, sees=named is not None)

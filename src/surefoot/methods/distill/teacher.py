@@ -32,10 +32,9 @@ from surefoot.methods.reference import same_ids
 from surefoot.methods.reward_source import frozen_type, weights_fingerprint
 from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import head_obstacle
-from surefoot.models.fast.gated import gated_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import documents_fault, packed_attention
-from surefoot.models.fast.pointwise import pointwise_path, rotary_path
+from surefoot.models.fast.pointwise import fused_paths
 from surefoot.models.folder import resolve_folder, stored_tensors
 from surefoot.models.forward import causal_model, hidden_at, logits_at, output_head
 from surefoot.models.load import load_tokenizer
@@ -185,11 +184,8 @@ def install_paths(model: nn.Module, plan: RunPlan, policy: nn.Module, window: in
             packed_attention(form).install(model)
             packs = True
     if type(causal_model(model)) is type(causal_model(policy)):
-        paths = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == "fused" else []
-        paths += [rotary_path()] if plan.kernels.rotary.value == "fused" else []
-        paths += [gated_path()] if plan.kernels.gated.value == "fused" else []
-        paths += [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
-        for path in paths:
+        last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
+        for path in [*fused_paths(plan), *last]:
             if not path.obstacle(model):
                 path.install(model)
     return packs or form == PLAIN

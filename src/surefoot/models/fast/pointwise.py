@@ -19,6 +19,9 @@ from torch import nn
 from surefoot.kernels import liger
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
 from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast.gated import gated_path
+from surefoot.planning.fast_paths import FUSED
+from surefoot.planning.plan import RunPlan
 from surefoot.system.libraries import is_installed
 
 Normalize = Callable[[torch.Tensor, torch.Tensor, NormForm], torch.Tensor]
@@ -27,6 +30,13 @@ _ROTARY = "apply_rotary_pos_emb"  # the function that transformers' attention la
 _CLOSE = 1e-5  # relative difference between two fp32 computations of the same formula; other formulas differ far more
 _VARIANTS = ((0.0, True), (1.0, False), (0.0, False))  # `shift` and `narrow_first` of NormForm
 _EPS = ("variance_epsilon", "eps")
+
+
+def fused_paths(plan: RunPlan) -> list[FastPath]:
+    """Return the paths of fused operators in a plan: these two and "gated"."""
+    found = [pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == FUSED else []
+    found += [rotary_path()] if plan.kernels.rotary.value == FUSED else []
+    return found + ([gated_path()] if plan.kernels.gated.value == FUSED else [])
 
 
 def pointwise_path(kind: str) -> FastPath:

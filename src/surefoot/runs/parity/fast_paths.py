@@ -39,13 +39,12 @@ from surefoot.models.fast import FastPath, Undo
 from surefoot.models.fast.adapters import adapter_path
 from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.fast.experts import experts_path
-from surefoot.models.fast.gated import gated_path
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reason_of
-from surefoot.models.fast.pointwise import pointwise_path, rotary_path
+from surefoot.models.fast.pointwise import fused_paths
 from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.planning.fast_paths import EXPERTS, FUSED, head_rows
+from surefoot.planning.fast_paths import EXPERTS, head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
@@ -81,14 +80,9 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
     adapter = {"fast": [adapter_path()], EXPERTS: [experts_path()]}.get(plan.kernels.adapter.value, [])
     loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
-    pointwise = [
-        *([pointwise_path(plan.device.value)] if plan.kernels.pointwise.value == FUSED else []),
-        *([rotary_path()] if plan.kernels.rotary.value == FUSED else []),
-        *([gated_path()] if plan.kernels.gated.value == FUSED else []),
-    ]
-    # After pointwise, which skips norms that have hooks, because last_block installs hooks. Before adapter: last_block
+    # After the fused ones, which skip norms with hooks, because last_block installs hooks. Before adapter: last_block
     # runs a small fp32 pass to find its layer, and the adapter path would cache fp32 products of all DoRA layers in it.
-    return [*packed, *loss, *pointwise, *last, *adapter]
+    return [*packed, *loss, *fused_paths(plan), *last, *adapter]
 
 
 def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str], None]) -> tuple[RunPlan, Records]:
