@@ -17,6 +17,7 @@ from surefoot.report.flight import FLIGHT, FlightRing
 from surefoot.report.log_copies import LogCopies, check_logs, has_copies, mend_logs
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import append_row, cut_to_step
+from surefoot.system import plain_files
 from surefoot.training.report import StepReport
 
 RUN_LOG = "run.log"
@@ -224,3 +225,18 @@ def test_equal_logs_make_equal_bytes(run, tmp_path):
     edited(run.folder / EVENTS, lambda lines: lines[:-1])  # as it was
     LogCopies(run.folder).write(again, 3, evaluated=True)
     assert (again / log_copies.NAME).read_bytes() == (first / log_copies.NAME).read_bytes()
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["", "twin: as other files are read"])
+def test_a_log_of_any_size_is_read_whole(run, monkeypatch, limited):
+    """answers.jsonl has gigabytes; what is not read would not be written again."""
+    monkeypatch.setattr(plain_files.read_bytes, "__defaults__", (100,))
+    if limited:
+        monkeypatch.setattr(log_copies, "_MOST", 100)
+    run.steps(20)
+    checkpoint = run.save()
+    before = (run.folder / LOG).read_bytes()
+    assert len(before) > 100
+    assert (faults(run, checkpoint) == {}) is not limited
+    mend_logs(run.folder, checkpoint)
+    assert (run.folder / LOG).read_bytes() == before

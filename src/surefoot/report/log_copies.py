@@ -36,6 +36,7 @@ from surefoot.training.manifest import FileCheck, damaged, unreadable
 
 NAME = "logs.tar"
 _FIX = "--resume repairs it"
+_MOST = None  # any size: what was not read would be lost when a log is mended, and answers.jsonl may have gigabytes
 _GZIP = 31  # zlib's window bits: 15 plus a gzip header without name and time, so that equal logs give equal bytes
 Stays = Callable[[journal.Record, int, bool], bool]
 # Whether a line is kept when the run resumes from a checkpoint; None: always.
@@ -158,7 +159,7 @@ def _read(path: Path) -> dict[str, bytes]:
                     entry = tar.extractfile(f"{name}.gz")
                     assert entry is not None
                     with gzip.open(entry) as file:
-                        copies[name] = file.read(plain_files.MOST)
+                        copies[name] = file.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise IntegrityError(unreadable(path, error)) from None
     return copies
@@ -166,7 +167,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return plain_files.read_bytes(path)
+        return plain_files.read_bytes(path, _MOST)
     except OSError:
         return None
 
