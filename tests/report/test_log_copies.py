@@ -237,6 +237,6 @@ def test_a_log_of_any_size_is_read_whole(run, monkeypatch, limited):
     checkpoint = run.save()
     before = (run.folder / LOG).read_bytes()
     assert len(before) > 100
-    assert (faults(run, checkpoint) == {}) is not limited
+    assert (faults(run.folder, checkpoint) == {}) is not limited
     mend_logs(run.folder, checkpoint)
     assert (run.folder / LOG).read_bytes() == before
