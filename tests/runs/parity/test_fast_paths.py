@@ -105,6 +105,24 @@ def test_one_that_fails_is_taken_out(workplace, tmp_path, monkeypatch):
     assert recorded(tmp_path / "run")[1].value == "plain"
 
 
+def lose_all_chunks_but_the_first(monkeypatch, rows):
+    """rows: of a chunk where it is compared."""
+    monkeypatch.setattr("surefoot.runs.parity.fast_paths._ROWS", rows)
+    monkeypatch.setattr("surefoot.kernels.chunked_loss.range", lambda start, stop, step: [start], raising=False)
+
+
+def test_a_loss_that_is_right_in_its_first_chunk_alone_is_taken_out(workplace, tmp_path, monkeypatch):
+    lose_all_chunks_but_the_first(monkeypatch, 4)
+    start(config(workplace, tmp_path / "run", duration="1 step"))
+    assert saved_plan(tmp_path / "run").kernels.loss.value == "plain"
+
+
+def test_twin_in_chunks_as_long_as_those_of_the_run_it_would_not_be_seen(workplace, tmp_path, monkeypatch):
+    lose_all_chunks_but_the_first(monkeypatch, 256)
+    start(config(workplace, tmp_path / "run", duration="1 step"))
+    assert saved_plan(tmp_path / "run").kernels.loss.value == "chunked"
+
+
 def test_one_that_was_asked_for_by_name_and_differs_ends_the_run(workplace, tmp_path, monkeypatch):
     break_scale(monkeypatch)
     with pytest.raises(EnvironmentFault) as caught:

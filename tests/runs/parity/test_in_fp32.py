@@ -90,9 +90,9 @@ def fused(monkeypatch):
     """Norms go by the fast path although they are narrow, and nobody asked for it by name."""
     real = fast_paths.planned_paths
 
-    def planned(plan):
+    def planned(plan, rows=None):
         kernels = replace(plan.kernels, pointwise=replace(plan.kernels.pointwise, value="fused"))
-        return real(plan if plan.kernels.pointwise.source == "user" else replace(plan, kernels=kernels))
+        return real(plan if plan.kernels.pointwise.source == "user" else replace(plan, kernels=kernels), rows)
 
     monkeypatch.setattr(fast_paths, "planned_paths", planned)
 

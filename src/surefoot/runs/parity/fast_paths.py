@@ -60,11 +60,17 @@ GO_ON = "resume with the versions and the device that the run started with, or s
 # Keys under `kernels:`; the key of packed rows differs.
 SWITCHED = ("adapter", "loss", "last_block", "pointwise", "rotary", "gated")
 
+# Positions whose logits the fast loss has at once where it is compared. The run's chunks have as many as are compared at
+# all, so what goes wrong between two of them would not be seen.
+_ROWS = 64
+
 Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
 
 
-def planned_paths(plan: RunPlan) -> list[FastPath]:
+def planned_paths(plan: RunPlan, rows: int | None = None) -> list[FastPath]:
     """Return the fast paths of the plan in the order of installation, packed rows first.
+
+    rows: positions whose logits the fast loss has at once; None for the run's.
 
     Raises EnvironmentFault if the plan's engine shards parameters: no plan is made like that, and the paths would fail
     in their first product.
@@ -78,7 +84,7 @@ def planned_paths(plan: RunPlan) -> list[FastPath]:
         )
     packed = [] if form == PLAIN else [packed_attention(form)]
     adapter = {"fast": [adapter_path()], EXPERTS: [experts_path()]}.get(plan.kernels.adapter.value, [])
-    loss = [loss_path(head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
+    loss = [loss_path(rows or head_rows(trains=plan.adapter is None))] if plan.kernels.loss.value == "chunked" else []
     last = [last_block_path()] if plan.kernels.last_block.value == "pruned" else []
     # After the fused ones, which skip norms with hooks, because last_block installs hooks. Before adapter: last_block
     # runs a small fp32 pass to find its layer, and the adapter path would cache fp32 products of all DoRA layers in it.
@@ -101,7 +107,7 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
     """
     plan, paths = loaded.plan, planned_paths(loaded.plan)
     found = {path.name: record for path in paths if (record := _settled(path, loaded))}
-    left = [path for path in paths if path.name not in found]
+    left = [path for path in planned_paths(plan, _ROWS) if path.name not in found]
     if left:
         # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass.
         with nonzero_matrices(loaded.engine.parameters.values()):
