@@ -60,8 +60,8 @@ GO_ON = "resume with the versions and the device that the run started with, or s
 # Keys under `kernels:`; the key of packed rows differs.
 SWITCHED = ("adapter", "loss", "last_block", "pointwise", "rotary", "gated")
 
-# Positions whose logits the fast loss has at once where it is compared. The run's chunks have as many as are compared at
-# all, so what goes wrong between two of them would not be seen.
+# Positions whose logits the fast loss has at once where it is compared. A chunk of the run has as many as are compared
+# in all, so what goes wrong between two chunks would not be seen.
 _ROWS = 64
 
 Records = dict[str, dict[str, Any]]  # path -> its record in environment.json
