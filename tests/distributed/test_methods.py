@@ -194,7 +194,7 @@ def trained(
     kept = output / "answers.jsonl"
     answers = kept.read_text().splitlines() if kept.exists() else []
     ranks = json.loads((output / "environment.json").read_text())["ranks"]
-    paths = {(name, path["used"]) for rank in ranks for name, path in rank["fast_paths"].items()}
+    paths = {(name, path["used"]) for rank in ranks for name, path in rank.get("fast_paths", {}).items()}
     return Trained([row["loss"] for row in rows(output) if "loss" in row], found, answers, paths)
 
 
