@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,10 +20,12 @@ from helpers.plans import choice
 from helpers.tiny_models import tiny_llama
 from surefoot.data.formats import Turn
 from surefoot.evaluate.loss import as_evaluated, evaluation_settings
-from surefoot.methods import open_model
+from surefoot.methods import open_model, reference, reward_source
+from surefoot.methods.distill import teacher
 from surefoot.methods.open_model import OpenModel, conversation_ids, open_for_use, raw_ids, room_for
 from surefoot.models.load import load_model
 from surefoot.models.save import save_full
+from surefoot.planning import environment
 from surefoot.system import hardware
 
 CPU = torch.device("cpu")
@@ -52,6 +55,65 @@ def test_a_base_model_is_asked_as_training_would_ask_it(base):
     assert raw_ids(opened, "Once") == tokenizer("Once")["input_ids"]
     assert raw_ids(opened, "<|begin_of_text|>Once") == raw_ids(opened, "Once")
     assert "template tokenizer" in opened.described
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """torch has two threads, and the environment asks for none."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delenv("MKL_NUM_THREADS")
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def check_one_thread(base):
+    open_for_use(str(base))
+    assert torch.get_num_threads() == 1
+
+
+def test_a_narrow_model_opens_with_the_threads_of_training(base, two_threads):
+    check_one_thread(base)
+
+
+def test_twin_a_wide_model_keeps_all_threads(base, two_threads, monkeypatch):
+    monkeypatch.setattr(environment, "NARROW", 1)
+    with pytest.raises(AssertionError):
+        check_one_thread(base)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_threads_that_were_asked_for_or_planned_stay(base, two_threads, monkeypatch, asked):
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    open_for_use(str(base), in_run=not asked)
+    assert torch.get_num_threads() == 2
+
+
+class Opened(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "opens", "in_run"),
+    [
+        (reference, "open_for_use", lambda config: reference._another("teacher", *[None] * 4), True),
+        (teacher, "open_for_use", lambda config: teacher.open_teacher(config, None, None, print), True),
+        (reward_source, "open_reward", lambda config: reward_source.Source("reward", None, None, "").open(), True),
+        (teacher, "open_for_use", lambda config: teacher.open_alone(config, 1, print), False),  # twin
+    ],
+)
+def test_models_beside_the_policy_leave_the_runs_threads(monkeypatch, module, name, opens, in_run):
+    def opened(*arguments, in_run=False, **options):
+        raise Opened(in_run)
+
+    monkeypatch.setattr(module, name, opened)
+    monkeypatch.setattr(teacher, "frozen_type", lambda plan: "fp32")
+    config = SimpleNamespace(distill=SimpleNamespace(teacher="teacher"))
+    with pytest.raises(Opened) as found:
+        opens(config)
+    assert found.value.args == (in_run,)
 
 
 def test_an_adapter_finds_its_base(base, tmp_path):

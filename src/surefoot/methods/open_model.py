@@ -48,10 +48,11 @@ from surefoot.models.value_head import (
     value_head_tensors,
     value_width,
 )
+from surefoot.planning.environment import plan_threads
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, DType, PackedType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
-from surefoot.system import hardware
+from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.hardware import Hardware
 from surefoot.system.libraries import bitsandbytes_obstacle, torchao_obstacle
@@ -100,7 +101,7 @@ class OpenModel:
 
 
 def open_for_use(
-    path: str, adapter: str | None = None, *, scored: bool = False, held: DType | None = None
+    path: str, adapter: str | None = None, *, scored: bool = False, held: DType | None = None, in_run: bool = False
 ) -> OpenModel:
     """Open a model or adapter for generation or measurement.
 
@@ -108,6 +109,7 @@ def open_for_use(
     adapter: an adapter to put over `path`.
     scored: nothing will be generated, so it may be a reward model.
     held: dtype of the base; None: as in training, if this machine computes in it.
+    in_run: a run is under way, whose plan has set the number of threads; else it is set here, by the same rule.
 
     Raises InputError for a damaged model, an adapter whose base is not found, or a reward model if `scored` is false;
     EnvironmentFault if the hub cannot provide it.
@@ -125,6 +127,8 @@ def open_for_use(
     facts = replace(facts_of(base), bos_scale=scale)
     with_tokenizer, tokens = find_tokens(path, trained, base, facts, plan)
     machine = hardware.detect()
+    if not in_run:
+        torch.set_num_threads(plan_threads(facts, machine, process.read_environment()).value)
     dtype = held or _dtype(plan.precision.unpacked if plan else facts.stored, machine)
     trained_over = plan.precision.packed if plan else None
     obstacle = bitsandbytes_obstacle(machine.kind) if trained_over else ""
@@ -383,18 +387,21 @@ class OpenReward:
     opened: OpenModel
 
 
-def open_reward(path: str, adapter: str | None = None, *, dtype: DType | None = None) -> OpenReward:
+def open_reward(
+    path: str, adapter: str | None = None, *, dtype: DType | None = None, in_run: bool = False
+) -> OpenReward:
     """Open a reward model.
 
     path: folder or hub id of a whole model, or of an adapter, which records its base.
     adapter: an adapter with a value head to put over `path`.
     dtype: dtype of the base; None: as in training.
+    in_run: as for `open_for_use`.
 
     Raises InputError for a model without a value head, before weights are read, and for the errors of `open_for_use`.
     """
     base, saved = find_parts(path, adapter)
     value_head_tensors(saved.folder if saved else base)
-    opened = open_for_use(path, adapter, scored=True, held=dtype)
+    opened = open_for_use(path, adapter, scored=True, held=dtype, in_run=in_run)
     head = ValueHead(value_width(opened.model))
     load_value_head(head, opened.trained)
     head.to(next(opened.model.parameters()).device)

@@ -111,7 +111,7 @@ def _another(
     path: str, plan: RunPlan, tokenizer: PreTrainedTokenizerBase, device: torch.device, notify: Notify
 ) -> Reference:
     """Open another model or adapter as the reference, in its own dtype."""
-    opened = open_for_use(path)
+    opened = open_for_use(path, in_run=True)
     if not same_ids(opened.tokenizer, tokenizer):
         what = f"{path} has another tokenizer than the policy, so its ids mean other texts"
         raise InputError(

@@ -53,7 +53,7 @@ class Source:
 
         dtype: in which it is held; None: as it was trained.
         """
-        return open_reward(self.path, dtype=dtype)
+        return open_reward(self.path, dtype=dtype, in_run=True)
 
     @property
     def facts(self) -> RoleFacts:

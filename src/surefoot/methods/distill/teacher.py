@@ -129,7 +129,7 @@ def open_teacher(config: RunConfig, plan: RunPlan, loaded: LoadedModels, notify:
     path = config.distill.teacher
     assert path is not None
     with _of_the_key():
-        opened = open_for_use(path, held=frozen_type(plan))
+        opened = open_for_use(path, held=frozen_type(plan), in_run=True)
     for caution in opened.cautions:
         notify(f"teacher: {caution}")
     if opened.plan is not None and opened.tokens.template.value != plan.tokenizer.template.value:
