@@ -60,6 +60,15 @@ def test_a_run_that_goes_on_shows_its_newest_and_no_earlier_ending(status):
     assert shown["time"][0] == "9.0 s"
 
 
+def test_an_evaluation_of_rewards_is_shown_as_the_reward():
+    def evaluation(**more):
+        rows = [{"current_steps": 3, "eval_loss": -1.25, "eval_reward": 1.25, **more}]
+        return [one.value for one in views.figures(rows, "running", {}) if "evaluation" in one.name]
+
+    assert evaluation(eval_response_tokens=8) == ["1.25"]
+    assert evaluation(eval_tokens=8) == ["-1.25"]  # twin: a metric of that name
+
+
 def test_the_speed_of_a_finished_run_is_that_of_the_whole():
     speed = dict(FIGURES)["train_tokens_per_second"]  # its name
     whole = tiles("finished", {**RESULTS, "train_tokens_per_second": 12.5, "steps_tokens_per_second": 512.5})

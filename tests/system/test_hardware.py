@@ -32,7 +32,7 @@ def test_presets_are_described_and_not_present():
     ("name", "fix"),
     [
         ("h10", ["h100"]),
-        ("RTX4090", ["rtx4090"]),
+        ("RTX409", ["rtx4090"]),
         ("mainframe", ["b200", "h200", "h100"]),  # all of them
         ("mi300", ["mi300x"]),
     ],
@@ -41,6 +41,11 @@ def test_an_unknown_preset_suggests_the_nearest(name, fix):
     with pytest.raises(InputError) as caught:
         preset(name)
     assert re.findall(r"\w*\d\w*", caught.value.faults[0].fix)[: len(fix)] == fix
+
+
+@pytest.mark.parametrize("name", ["T4", "t4", "A100-80", "CPU"])
+def test_the_case_of_a_name_does_not_matter(name):
+    assert preset(name) == preset(name.lower())
 
 
 @pytest.mark.parametrize(("name", "gib"), [("48GiB", 48.0), ("48 GB", 48e9 / GIB), ("7.5gib", 7.5)])

@@ -24,6 +24,8 @@ def plan_reference(config: RunConfig) -> Choice[str] | None:
     """Return one of the names above, or the folder or hub id of another model; None if the stage has no reference."""
     if not config.method.reference:
         return None
+    if config.method.rollouts and not config.needs_reference:  # grpo.kl is 0
+        return None
     if not config.needs_reference:
         return Choice(NONE, f"{config.alignment.loss} only compares the two answers with each other", "default")
     requested = config.alignment.reference

@@ -17,7 +17,7 @@ from surefoot.config.yaml_reader import parse_yaml
 from surefoot.report import curves, footer
 from surefoot.report.expert_load import COLUMNS, load_rows
 from surefoot.report.journal import Record
-from surefoot.report.pictures.plots import evenly
+from surefoot.report.pictures.plots import evaluates_rewards, evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import IN_PYTHON, MEMORY_BEFORE, RunRecord
 from surefoot.report.results import STEP_RATE
@@ -94,7 +94,8 @@ def figures(rows: Sequence[Row], status: Status, results: Record, forecast: str 
     elif evaluation:
         place = f"step {evaluation['current_steps']:,}"
     if evaluation and "eval_loss" in evaluation:
-        found.append(Figure("evaluation loss", _value(evaluation, "eval_loss", ".4g"), place))
+        name = "reward" if evaluates_rewards(rows) and "eval_reward" in evaluation else "loss"
+        found.append(Figure(f"evaluation {name}", _value(evaluation, f"eval_{name}", ".4g"), place))
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")

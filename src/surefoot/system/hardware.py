@@ -123,10 +123,10 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB|GB)", re.IGNORECASE)
 
 
 def preset(name: str) -> Hardware:
-    """The machine that `--hardware` describes: a name such as "h100", or the memory of a GPU such as "48GiB", which
-    then computes bf16. Raises InputError that suggests a name like it, or lists all."""
-    if name in _PRESETS:
-        return _PRESETS[name]
+    """The machine that `--hardware` describes: a name such as "h100" in any case, or the memory of a GPU such as
+    "48GiB", which then computes bf16. Raises InputError that suggests a name like it, or lists all."""
+    if found := _PRESETS.get(name.lower()):
+        return found
     if found := _MEMORY.fullmatch(name):
         size = float(found[1]) * (1 if found[2].lower() == "gib" else 1e9 / GIB)
         return _nvidia(f"a GPU of {name}", size, (8, 0), 16)
