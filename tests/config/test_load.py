@@ -37,6 +37,7 @@ MISTAKES = [  # top-level key and its text; the config has stage, model, adapter
     ("learning_rte", "1e-4"),
     ("outputs", "x"),
     ("zebra", "1"),
+    ("threads", "2"),
     ("guard", "{zebra: 1}"),
     ("adapter", "{kind: lora, rank: eight}"),
     ("adapter", "{kind: lroa}"),
@@ -344,11 +345,14 @@ PLACES = [
     ("output", "models/llama/../llama"),
     ("output", "models/llama/config.json"),
     ("model", "{path: models/llama, revision: main}"),
+    ("model", "models/adapter"),
 ]
 
 
 def gallery() -> str:
     """Every mistake with its code and its message, of configs in this folder."""
+    Path("models/adapter").mkdir(parents=True)
+    Path("models/adapter/adapter_config.json").write_text("{}")
     cases = [(f"{key}: {text}", [], {key: text}) for key, text in MISTAKES]
     cases += [(override, [override], {}) for override in OVERRIDES]
     cases += [(f"{key}: {text}", [], {key: text}) for key, text in PLACES]
@@ -364,6 +368,13 @@ def test_one_mistake_is_one_message_with_its_place(tmp_path: Path, monkeypatch: 
     """The only place that quotes them; `PYTHONPATH=src:tests python tests/config/test_load.py` writes it anew."""
     monkeypatch.chdir(tmp_path)
     assert gallery() == GALLERY.read_text()
+
+
+@pytest.mark.parametrize("key", problems.ELSEWHERE)
+def test_what_is_set_elsewhere_is_told_where(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "OMP_NUM_THREADS" in faults(write_config(tmp_path), f"{key}=2")[0]
+    monkeypatch.setattr(problems, "ELSEWHERE", {})  # twin
+    assert "OMP_NUM_THREADS" not in faults(write_config(tmp_path), f"{key}=2")[0]
 
 
 def test_twin_without_a_look_at_the_places_they_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,9 @@ def model_problems(text: str) -> Iterator[Problem]:
     elif not os.path.isdir(path):
         yield _problem("model.path", f"{text} is a file", f"give its folder: {path.parent}")
     elif os.path.isfile(path / "adapter_config.json"):
-        yield _problem("model.path", f"{text} contains an adapter, not a model", "give its base model")
+        merged = f"merge it with `surefoot export {text} --merge --out DIR` and give DIR"
+        fix = f"{merged}, or give its base and go on with the adapter: `adapter.initial: {text}`"
+        yield _problem("model.path", f"{text} contains an adapter, not a model", fix)
     elif not os.path.isfile(path / "config.json"):
         yield _problem("model.path", f"{text} has no config.json", _model_inside(path))
 

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from surefoot.config.keys import Key, all_keys, as_yaml, schema_key, shown, shown_key
 from surefoot.config.schema import RunConfig
-from surefoot.config.suggestions import nearest_key
+from surefoot.config.suggestions import ELSEWHERE, nearest_key
 from surefoot.config.yaml_scalars import is_plain_text
 from surefoot.method_facts.losses import OTHER_WAYS
-from surefoot.system.messages import MOST, nearest_word
+from surefoot.system.messages import MOST, nearest_word, plain_name
 
 MOST_LISTED = 9  # keys of a group in one message
 
@@ -114,6 +114,8 @@ def _unknown(path: str, suggest: bool) -> Problem:
     if near is not None:
         nested = f" (key {near.name} under {near.group})" if near.group else ""
         return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,), "SF-CONFIG-KEY")
+    if elsewhere := ELSEWHERE.get(plain_name(name)):
+        return Problem(path, "unknown key", elsewhere, "key", (), "SF-CONFIG-KEY")
     siblings = [key.name for key in all_keys().values() if key.group == group]
     listed = (
         f"{group} has {', '.join(siblings)}"

@@ -59,6 +59,11 @@ _OTHERS = {  # key -> names in other tools
     "output": "output_dir run_dir",
     "seed": "random_seed data_seed",
 }
+ELSEWHERE: dict[str, str] = dict.fromkeys(
+    ("threads", "num_threads", "cpu_threads", "torch_num_threads", "omp_num_threads"),
+    "threads are set in the environment: OMP_NUM_THREADS=2 surefoot …",
+)
+"""Name of what is no key of a config -> where it is set."""
 OTHER_NAMES = {name: key for key, names in _OTHERS.items() for name in names.split()}
 
 

@@ -130,7 +130,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if (folder / ADAPTER_CONFIG).is_file():
         what = "contains an adapter, not a model"
-        raise InputError(Fault(str(folder), what, "name its base model instead", code="SF-MODEL-KIND"))
+        fix = "merge it with `surefoot export ADAPTER --merge --out DIR` and name DIR, or name its base model"
+        raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-KIND"))
     if not path.is_file():
         raise weights_error(folder, "has no config.json", "give a folder with config.json and *.safetensors")
     config = read_json(path)

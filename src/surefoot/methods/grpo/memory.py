@@ -27,6 +27,7 @@ from surefoot.methods.method import Notify
 from surefoot.methods.ppo.holds import too_many_left_out
 from surefoot.methods.rollouts import require_same, under
 from surefoot.system.errors import Diverged, Fault, NothingLearned
+from surefoot.system.messages import counted
 from surefoot.training.report import StepReport
 
 _EPISODES, _AHEAD, _DRAWING = "episodes.", "ahead.{}.", "drawing.{}"
@@ -241,7 +242,8 @@ class GroupMemory:
     def _flat(self, step: int, figures: Figures) -> None:
         """React to a rollout without spread in any group."""
         again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
-        what = f"no group of {figures.groups} had answers with different scores for {again} rollouts (mean {mean:.4g})"
+        of = f"{counted(figures.groups, 'group')} each, mean {mean:.4g}"
+        what = f"no group had answers with different scores for {again} rollouts ({of})"
         fix = _NO_SPREAD
         if self.numbers.spread:
             fix = "the policy has lost its way: lower optim.lr or set grpo.kl, and begin again at an earlier checkpoint"
