@@ -120,8 +120,36 @@ class TestTooLarge:
     def test_states_that_do_not_fit_are_refused_with_the_figures(self, decide):
         with pytest.raises(InputError) as caught:
             decide(adapter=None, hardware="h100")
-        assert "133.6 GiB" in str(caught.value)  # 16 bytes per parameter, and bf16 copies of all but the embedding
-        assert "79.1 GiB" in str(caught.value)
+        # 16 bytes per parameter, bf16 copies of all but the embedding (133.6 GiB), and the head's gradient of a chunk.
+        assert "136.6 GiB" in str(caught.value)
+        assert "70.2 GiB" in str(caught.value)
+
+    def test_what_no_shorter_example_mends_is_refused(self, decide):
+        """124.8 of 139.8 GiB are usable: less than 136.6, and more than one pass takes, between which and the next no
+        gradients are kept."""
+        asked = {"adapter": None, "hardware": "h200", "data": _data(64)}
+        with raises_fault("SF-MEMORY", "model", "136.6", "124.8"):
+            decide(batch={"size": 128, "micro": 1}, **asked)
+        assert fits(decide(batch={"size": 1}, **asked).memory)  # twins
+        assert decide(batch={"size": 64}, **asked).batch.micro.value == 64
+
+    @pytest.mark.parametrize(
+        ("micro", "length", "named"),
+        [
+            (1, 100_000, ["data.max_length"]),
+            (64, 100_000, ["data.max_length"]),
+            (64, 2048, ["batch.micro", "data.max_length"]),
+        ],
+    )
+    def test_only_what_helps_is_advised(self, decide, micro, length, named):
+        plan = decide(memory=24, data=_data(length), batch={"size": 64, "micro": micro})
+        (caution,) = [one for one in plan.cautions if gives(one, "data.max_length")]
+        assert [key for key in ("batch.micro", "data.max_length") if gives(caution, key)] == named
+
+    def test_twin_states_beside_the_whole_memory_would_be_noticed(self, decide, monkeypatch):
+        monkeypatch.setattr(module.memory, "usable", lambda available: available)
+        with pytest.raises(pytest.fail.Exception):
+            self.test_what_no_shorter_example_mends_is_refused(decide)
 
     def test_activations_that_do_not_fit_are_a_caution(self, decide):
         plan = decide(memory=20, data=_data(100_000), batch={"size": 1})
@@ -146,7 +174,7 @@ class TestExpertsThatMakeTheDifference:
             machine = dataclasses.replace(preset("h100"), memory=bytes_)
             config = run_config(
                 adapter={"kind": "lora", "rank": 16} | adapter,
-                batch={"size": 1},
+                batch={"size": 2, "micro": 1},
                 data=_data(length),
                 gradient_checkpointing="off",
             )
@@ -165,7 +193,7 @@ class TestExpertsThatMakeTheDifference:
             *size_text(more).split()[:1],
             remedy=["adapter.experts", size_text(less).split()[0]],
         ):
-            states((more + less) // 2)
+            states(int(((more + less) // 2 + GIB) / 0.9))
 
     def test_where_it_makes_none_it_is_not_named(self, states):
         less = states(80 * GIB, experts=False)[1]
@@ -184,16 +212,17 @@ class TestExpertsThatMakeTheDifference:
 
 
 @pytest.mark.parametrize(
-    ("asked", "bits", "adapts"),
+    ("hardware", "asked", "bits", "adapts"),
     [
-        ({"adapter": None}, [], True),
-        ({"precision": {"base": "fp32"}}, ["16", "4"], False),
-        ({"precision": {"base": "bf16"}}, ["4"], False),
+        ("t4", {"adapter": None}, [], True),
+        ("l4", {"precision": {"base": "fp32"}}, ["16", "4"], False),
+        ("t4", {}, ["4"], False),  # 16 GB of weights do not fit in 16 bits
+        ("t4", {"precision": {"compute": "fp16"}}, ["4"], False),
     ],
 )
-def test_a_refusal_advises_what_the_run_does_not_do_yet(decide, asked, bits, adapts):
+def test_a_refusal_advises_what_the_run_does_not_do_yet_and_fits(decide, hardware, asked, bits, adapts):
     with pytest.raises(InputError) as refused:
-        decide(hardware="t4", **({"adapter": {"kind": "lora", "rank": 16}} | asked))
+        decide(hardware=hardware, **({"adapter": {"kind": "lora", "rank": 16}} | asked))
     (fault,) = [one for one in refused.value.faults if one.code == "SF-MEMORY"]
     assert gives(fault.fix, "adapter") == adapts
     assert [bit for bit in ("16", "4") if gives(fault.fix, bit)] == bits

@@ -63,7 +63,7 @@ def test_each_way_is_a_plan_that_fits(planning):
 
 def test_what_does_not_fit_is_no_way(planning, monkeypatch):
     monkeypatch.setattr(module, "fits", lambda memory: True)
-    ways, _, _ = planning(preset("l4"), **FULL)
+    ways, _, _ = planning(preset("a40"), **FULL | {"data": {"train": "t.jsonl", "max_length": 32_768}})
     assert not all(fits(way.plan.memory) for way in ways)
 
 
@@ -71,8 +71,9 @@ def test_the_smallest_number_of_gpus_is_named(planning):
     ways, config, made = planning(preset("a40"), **FULL)
     (many,) = [way for way in ways if way.gpus > 1]
     half = many.gpus // 2
-    fewer = made(with_keys(config, {**many.keys, "parallel.nproc": half}), module.RanksFacts(half, half, True))
-    assert not fits(fewer.memory)
+    with pytest.raises(InputError) as refused:
+        made(with_keys(config, {**many.keys, "parallel.nproc": half}), module.RanksFacts(half, half, True))
+    assert is_too_large(refused.value)
 
 
 def test_ranks_hold_all_weights_in_host_memory_before_they_are_sharded(planning):

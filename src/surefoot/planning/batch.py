@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Count, Switch
@@ -66,13 +67,13 @@ def plan_batch(
 
     gathered = gathered_bytes(work.model, work.precision, work.adapter)
 
-    def forecast(examples: int, again: Recompute, of: Workload = work) -> MemoryPlan:
+    def forecast(examples: int, again: Recompute, of: Workload = work, length: int = longest) -> MemoryPlan:
         choice, recomputed = again
         share = lengths.supervised if lengths else 1.0
         whole = memory.forecast(
             of,
             examples=examples,
-            length=longest,
+            length=length,
             supervised=share,
             checkpointing=choice,
             available=available,
@@ -84,22 +85,21 @@ def plan_batch(
     def decide(examples: int, forecast: Forecast) -> Recompute:
         return _checkpointing(checkpointing, work.model.layers, examples, forecast)
 
-    def lighter(examples: int, again: Recompute) -> MemoryPlan | None:
-        return forecast(examples, again, experts_frozen) if experts_frozen else None
+    def warn(examples: int, again: Recompute) -> None:
+        _warn(work, experts_frozen, partial(forecast, again=again), examples, longest, notes)
 
     asked, room = "size" in request.model_fields_set, request.row_tokens
     unit = f", in rows of {room} tokens" if room else ""
     size = Choice(request.size, f"{'asked for' if asked else 'the usual size'}{unit}", "user" if asked else "default")
     if request.micro == "auto":
         busy = _busy_examples(kind, lengths, work.rows)
-        plan, needed = _automatic(work, size, count, decide, forecast, lighter, busy, longest, world, notes)
+        plan, needed = _automatic(size, count, decide, forecast, warn, busy, longest, world)
         if documents and lengths:
             plan = _in_tokens(plan, count, lengths, longest, work.rows, kind, world)
         return plan, needed
     choice = decide(request.micro, forecast)
-    plan = forecast(request.micro, choice)
-    _warn(work, plan, lighter(request.micro, choice), request.micro, longest, notes)
-    return _batch(size, count, Choice(request.micro, "asked for", "user"), world), plan
+    warn(request.micro, choice)
+    return _batch(size, count, Choice(request.micro, "asked for", "user"), world), forecast(request.micro, choice)
 
 
 def examples_of_step(request: BatchConfig, mean: float) -> int:
@@ -109,16 +109,14 @@ def examples_of_step(request: BatchConfig, mean: float) -> int:
 
 
 def _automatic(
-    work: Workload,
     size: Choice[int],
     count: int,
     decide: Callable[[int, Forecast], Recompute],
     forecast: Forecast,
-    lighter: Callable[[int, Recompute], MemoryPlan | None],
+    warn: Callable[[int, Recompute], None],
     busy: int | None,
     longest: int,
     world: int,
-    notes: Notes,
 ) -> tuple[BatchPlan, MemoryPlan]:
     choice = decide(1, forecast)
     own = math.ceil(count / world)
@@ -135,9 +133,8 @@ def _automatic(
         reason = f"{examples} fit into memory" if rows > 1 else f"{examples} fits into memory"
     # The same number of micro-batches of even size: 16 as 6 + 5 + 5 rather than 7 + 7 + 2.
     micro = math.ceil(own / math.ceil(own / rows))
-    plan = forecast(micro, choice)
-    _warn(work, plan, lighter(micro, choice), micro, longest, notes)
-    return _batch(size, count, Choice(micro, reason, "hardware"), world), plan
+    warn(micro, choice)
+    return _batch(size, count, Choice(micro, reason, "hardware"), world), forecast(micro, choice)
 
 
 def _in_tokens(
@@ -153,6 +150,8 @@ def _in_tokens(
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number from 1 to `limit` that fits; 1 if none does."""
+    if fits(limit):  # the whole step at once needs less than parts of it, between which gradients are kept
+        return limit
     # Bisection: memory grows with the number of examples.
     low, high = 1, limit
     while low < high:
@@ -187,12 +186,20 @@ def _checkpointing(request: Switch | Count, layers: int, examples: int, forecast
     return Choice(True, reason, "hardware"), None
 
 
-def _warn(work: Workload, plan: MemoryPlan, lighter: MemoryPlan | None, micro: int, longest: int, notes: Notes) -> None:
-    """Refuse a run whose states do not fit, because they are exact; only warn about activations, which are a forecast.
+def _warn(
+    work: Workload,
+    experts_frozen: Workload | None,
+    forecast: Callable[..., MemoryPlan],
+    micro: int,
+    longest: int,
+    notes: Notes,
+) -> None:
+    """Refuse a run that does not fit even without a token, because that is exact; only warn about the whole forecast.
 
-    lighter: the forecast with a mixture's experts frozen, if that is an option.
+    experts_frozen: the same workload with a mixture's experts frozen, if that is an option.
+    forecast: of a number of examples, and if given a workload (`of`) and a length.
     """
-    states = _states(plan)
+    plan = forecast(micro)
     if plan.host_available is not None and plan.host > plan.host_available:
         what = f"needs {size_text(plan.host)} of host memory, but there are {size_text(plan.host_available)}"
         of_ahead = plan.host == plan.host_ahead
@@ -204,31 +211,43 @@ def _warn(work: Workload, plan: MemoryPlan, lighter: MemoryPlan | None, micro: i
         advice = "train an adapter, or set " if work.adapter is None else "set "
         advice += "grpo.ahead: 0" if plan.host_ahead else "optim.name: adamw_8bit"
         notes.caution(f"{size_text(plan.host)} of host memory exceed the {room}; if the host runs out, {advice}")
-    if states > plan.available:
-        what = f"weights, gradients and optimizer need {size_text(states)}, but there are {size_text(plan.available)}"
-        fix = _smaller(work)
-        if lighter and _states(lighter) <= lighter.available:
-            fix = f"set adapter.experts: false, which needs {size_text(_states(lighter))}, or use a smaller model"
+    if memory.fits(plan):
+        return
+
+    def least(of: Workload) -> MemoryPlan:
+        """What is needed at any length. (In one pass a step may need less than in several; pictures count per row.)"""
+        return min((forecast(rows, of=of, length=0) for rows in (1, micro)), key=lambda one: one.total)
+
+    room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
+    needed = least(work)
+    if not memory.fits(needed):
+        parts = "weights, gradients and optimizer"
+        what = f"{parts} need {size_text(needed.total)} in micro-batches of any length, but there are {room}"
+        if work.adapter and work.precision.base.value == "fp32":
+            what += f"; the base is in fp32 ({work.precision.compute.reason})"
+        fix = _smaller(work, lambda of: memory.fits(least(of)))
+        if experts_frozen and memory.fits(lighter := least(experts_frozen)):
+            fix = f"set adapter.experts: false, which needs {size_text(lighter.total)}, or use a smaller model"
         notes.refuse("model", what, fix, NO_MEMORY)
-    elif not memory.fits(plan):
-        advice = "lower data.max_length" if micro == 1 else "lower batch.micro or data.max_length"
-        if lighter and memory.fits(lighter):
-            advice += f", or set adapter.experts: false, which needs {size_text(lighter.total)}"
-        room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
-        forecast = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
-        notes.caution(f"{forecast} exceeds the {room}; if memory runs out, {advice}")
+        return
+    lowered = {"batch.micro": forecast(1), "data.max_length": forecast(micro, length=0)}
+    lower = [key for key, one in lowered.items() if memory.fits(one)]
+    advice = f"lower {' or '.join(lower) or 'batch.micro and data.max_length'}"
+    if experts_frozen and memory.fits(lighter := forecast(micro, of=experts_frozen)):
+        advice += f", or set adapter.experts: false, which needs {size_text(lighter.total)}"
+    whole = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
+    notes.caution(f"{whole} exceeds the {room}; if memory runs out, {advice}")
 
 
-def _smaller(work: Workload) -> str:
-    """What makes weights, gradients and optimizer smaller."""
+def _smaller(work: Workload, fits: Callable[[Workload], bool]) -> str:
+    """What makes weights, gradients and optimizer smaller. fits: whether those of a workload do."""
     if work.adapter is None:
         return "train an adapter, or use a smaller model"
-    bits = {"fp32": "16 or 4 bits", "nf4": ""}.get(work.precision.base.value, "4 bits")
-    return f"keep the base in {bits}, or use a smaller model" if bits else "use a smaller model"
-
-
-def _states(plan: MemoryPlan) -> int:
-    return plan.weights + plan.gradients + plan.optimizer + plan.beside + plan.ahead
+    precision = work.precision
+    half = replace(precision, compute=replace(precision.compute, value="bf16"), base=Choice("bf16", "", "default"))
+    others = {"16": half, "4": replace(precision, base=Choice("nf4", "", "default"))}
+    bits = [name for name, one in others.items() if one.base != precision.base and fits(replace(work, precision=one))]
+    return f"keep the base in {' or '.join(bits)} bits, or use a smaller model" if bits else "use a smaller model"
 
 
 def _batch(size: Choice[int], count: int, micro: Choice[int], world: int) -> BatchPlan:

@@ -342,7 +342,7 @@ def _programs(work: Workload) -> int:
 
 def usable(available: int) -> int:
     """Bytes of available memory that a forecast may use."""
-    return int(_HEADROOM * available) - _LIBRARIES
+    return max(0, int(_HEADROOM * available) - _LIBRARIES)
 
 
 def fits(memory: MemoryPlan) -> bool:
