@@ -97,6 +97,42 @@ def test_a_way_that_only_adds_a_change_is_left_out(planning, monkeypatch):
     assert len([way for way in ways if way.gpus == 1]) > 1
 
 
+LORA = {"adapter": {"kind": "lora", "rank": 16}, "batch": {"size": 64}, "data": FULL["data"]}
+FP16 = {"precision.compute": "fp16"}
+
+
+def test_a_gpu_without_bf16_is_offered_fp16_first(planning):
+    """A T4's products in fp32 are eight times slower, and twice as large."""
+    first, *others = planning(preset("t4"), **LORA)[0]
+    assert (first.keys, first.gpus) == ({"precision.base": "nf4", **FP16}, 1)
+    assert first.rate
+    assert {"precision.base": "nf4"} in [way.keys for way in others]
+    for other in (planning(preset("l4"), **LORA, precision="fp32"), planning(preset("t4"), **LORA, precision="fp32")):
+        assert other[0]
+        assert not any("precision.compute" in way.keys for way in other[0])  # twins: it has bf16; fp32 was asked for
+
+
+def test_twin_fp32_as_fast_as_fp16_is_noticed(planning, monkeypatch):
+    monkeypatch.setattr(module, "_FP32", 8)
+    with pytest.raises(AssertionError):
+        test_a_gpu_without_bf16_is_offered_fp16_first(planning)
+
+
+def test_dora_becomes_lora_only_where_it_does_not_fit(planning, monkeypatch):
+    def kinds():
+        ways, _, _ = planning(preset("t4"), **LORA | {"adapter": {"kind": "dora", "rank": 16}})
+        return {way.keys.get("adapter.kind") for way in ways}
+
+    assert kinds() == {None}
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_is_better", lambda one, other: False)
+        assert kinds() == {None, "lora"}
+    patched_fits = module._fits
+    keeps = lambda config, *how: None if config.adapter.kind == "dora" else patched_fits(config, *how)  # noqa: E731
+    monkeypatch.setattr(module, "_fits", keeps)
+    assert kinds() == {"lora"}
+
+
 def test_host_memory_decides_too(planning):
     small = replace(preset("a40"), host=100 * GIB)  # 125.5 GiB are needed with moments in fp32, 86.7 in 8 bits
     ways, _, _ = planning(small, **FULL)
@@ -133,7 +169,8 @@ def test_a_rate_by_hand(planning):
 
 
 def test_no_rate_is_given_where_it_is_not_known(planning):
-    assert all(way.rate is None for way in planning(preset("v100-32"), **FULL)[0])
+    old, _, _ = planning(preset("v100-32"), **FULL)
+    assert {way.rate is None for way in old if way.plan.precision.compute.value == "fp32"} == {True}
     ways, _, _ = planning(replace(preset("a40"), name="an unknown GPU"), **FULL)
     assert ways
     assert all(way_cells(way)[2] == "?" for way in ways)

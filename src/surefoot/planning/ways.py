@@ -2,14 +2,15 @@
 
 What is tried is a list, and no search: each change alone, and those that people make together (8-bit moments in host
 memory, LoRA on a base in 4 bits), each as asked and, where that does not fit, with micro-batches and checkpointing left
-to the plan. Of several GPUs it is the smallest number that fits. A way is resolved as any config is, so that its
-figures are its plan's own; what cannot run is refused there and left out. So is a way that changes all that another one
-changes, and more, and is neither faster nor takes less host memory.
+to the plan. On a GPU without bf16, where a plan computes in fp32, each is also tried with fp16. Of several GPUs it is
+the smallest number that fits. A way is resolved as any config is, so that its figures are its plan's own; what cannot
+run is refused there and left out. So is a way that changes all that another one changes, and more, and is neither
+faster nor takes less host memory.
 
 Tokens per second are estimates: the arithmetic of a step (`limits`) at a fraction of the datasheet's rate, plus what is
 copied, as if nothing overlapped. Not counted: answers that ppo and grpo draw (these have no estimate), the decoding of
-a base in 4 or 8 bits, and reading the data. Where there is no estimate, the order is that of an A40 in 16 bits, and of
-the updates alone.
+a base in 4 or 8 bits, and reading the data. Where there is no estimate, the order is that of the updates alone, on an
+A40 if the GPU is unknown, with fp32 as an eighth of the rate in 16 bits.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from surefoot.system.messages import size_text
 Keys = Mapping[str, Any]  # dotted key of the config -> value
 Resolve = Callable[[RunConfig, RanksFacts], RunPlan]
 _LORA = {"adapter.kind": "lora", "adapter.rank": 16, "adapter.alpha": 32.0}
+_FP16 = {"precision.compute": "fp16"}
 _OFFLOAD, _BITS, _NF4 = {"parallel.offload": "optimizer"}, {"optim.name": "adamw_8bit"}, {"precision.base": "nf4"}
 # Activations computed twice leave room for larger micro-batches, each of which sends all gradients to the host.
 _LARGER = {"gradient_checkpointing": "on", "batch.micro": "auto"}
@@ -44,6 +46,7 @@ _GPUS = (2, 4, 8)
 # weight is read and rounded; per micro-batch a gradient is read and added to its sum.
 _STEP_BYTES, _SEND_BYTES, _SUM_BYTES = 28, 6, 10
 _HOST = 100e9  # bytes per second of host memory: half of eight channels of DDR4-3200
+_FP32 = 1 / 8  # rate of fp32 products: on a T4 8.1 of 65, on a V100 15.7 of 125 TFLOP/s (datasheets)
 _LINK = 0.8  # fraction of the datasheet's rate to and from the host
 
 
@@ -95,10 +98,12 @@ def ways_to_fit(
 
 
 def _is_better(one: tuple[float, Way], other: tuple[float, Way]) -> bool:
-    """Whether `one` changes a part of what the other changes, and is worse in nothing but memory of the GPU."""
+    """Whether `one` changes a part of what the other changes, and is worse in nothing but memory of the GPU. LoRA in
+    place of DoRA is another method: it is for where DoRA does not fit, and not for its speed."""
     (cost, way), (other_cost, than) = one, other
     fewer = way.keys.items() < than.keys.items()
-    return fewer and way.gpus <= than.gpus and way.host <= than.host and cost <= other_cost
+    another = than.keys.keys() - way.keys.keys() == {"adapter.kind"}
+    return fewer and way.gpus <= than.gpus and way.host <= than.host and (cost <= other_cost or another)
 
 
 def with_keys(config: RunConfig, keys: Keys) -> RunConfig:
@@ -116,7 +121,10 @@ def with_keys(config: RunConfig, keys: Keys) -> RunConfig:
 
 def _fitting(config: RunConfig, resolve: Resolve, hardware: Hardware) -> Iterator[tuple[Keys, RunPlan, int]]:
     free = _news(config, _FREE)
-    for keys in _changes(config):
+    old = hardware.kind == "cuda" and hardware.fp16 and not hardware.bf16
+    half = _FP16 if old and config.precision.compute == "auto" else {}
+    changes = [*_changes(config)]
+    for keys in [*changes, *({**one, **half} for one in changes if half)]:
         for more in ({}, free) if free else ({},):
             asked = {**more, **keys}
             if asked and (plan := _fits(with_keys(config, asked), resolve, 1)):
@@ -126,7 +134,7 @@ def _fitting(config: RunConfig, resolve: Resolve, hardware: Hardware) -> Iterato
         return
     for gpus in _GPUS:
         keys = {"parallel.engine": "fsdp2", "parallel.nproc": gpus}
-        for more in ({}, free) if free else ({},):
+        for more in (half, {}, {**half, **free}, free):
             if plan := _fits(with_keys(config, {**more, **keys}), resolve, gpus):
                 yield {**more, **keys}, plan, gpus
                 return
@@ -185,7 +193,8 @@ def _rate(config: RunConfig, plan: RunPlan, model: ModelFacts, fabric: Fabric, l
     operations = flops.needed + flops.recomputed
     if plan.reference is not None and plan.reference.value in (ADAPTER_OFF, MODEL):
         operations += flops.forward
-    seconds = operations / (fabric.peak * EFFICIENCY) / gpus
+    peak = fabric.peak * (_FP32 if plan.precision.compute.value == "fp32" else 1)
+    seconds = operations / (peak * EFFICIENCY) / gpus
     if gpus > 1:
         seconds += sent_bytes(plan, "fsdp2", gpus, passes) / fabric.inside
     if plan.parallel.offload != "none":
