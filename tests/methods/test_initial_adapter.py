@@ -14,8 +14,15 @@ from helpers.adapter_runs import a_run
 from helpers.faults import prints_fault
 from helpers.trained_runs import heron_config, heron_folder, heron_train, heron_trained
 from surefoot.commands.main import main
+from surefoot.config import load
+from surefoot.config.load import check_config, load_config
+from surefoot.config.saved_shape import with_saved_shape
+from surefoot.config.schema import AdapterConfig
 from surefoot.methods import initial, policy
+from surefoot.models import saved_adapter
 from surefoot.models.save import ADAPTER_WEIGHTS
+from surefoot.runs.make_plan import make_plan
+from surefoot.system.errors import InputError
 
 STILL = {"lr": 1e-12, "weight_decay": 0.0}  # a step that moves no weight by more than MOVED
 MOVED = 1e-9
@@ -54,6 +61,63 @@ def test_twin_a_new_adapter_has_other_weights(world, monkeypatch):
     monkeypatch.setattr(policy, "start_from", lambda model, saved: None)
     with pytest.raises(AssertionError):
         check_start(world, "two")
+
+
+def check_left_out(world, name):
+    left_out = {"initial": str(world / "saved"), "dropout": 0.5}
+    loaded = load_config(heron_config(world, name, adapter=left_out))
+    assert loaded.config.adapter == AdapterConfig(**adapter_of(world, dropout=0.5))
+    assert loaded.config.adapter == check_config(loaded.given | {"adapter": left_out}).adapter
+    plan = make_plan(loaded.config).adapter
+    assert plan is not None
+    assert (plan.kind.source, plan.targets.source) == ("user", "user")
+    assert all("adapter.initial" in choice.reason for choice in (plan.kind, plan.targets))
+
+
+def test_keys_that_are_left_out_are_those_of_the_saved_adapter(world):
+    check_left_out(world, "left-out")
+
+
+def test_twin_without_them_kind_is_required(world, monkeypatch):
+    monkeypatch.setattr(load, "with_saved_shape", lambda data: data)
+    with pytest.raises(InputError) as caught:
+        check_left_out(world, "left-out-twin")
+    assert [fault.code for fault in caught.value.faults] == ["SF-CONFIG-KEY"]
+
+
+def test_what_cannot_be_read_leaves_kind_required(world):
+    for text in ("", "[]", '{"r": 1e999, "lora_alpha": 1, "target_modules": ["q_proj"]}', "[" * 100_000):
+        (world / "odd").mkdir(exist_ok=True)
+        (world / "odd/adapter_config.json").write_text(text)
+        with pytest.raises(InputError) as caught:
+            load_config(heron_config(world, "odd-shape", adapter={"initial": str(world / "odd")}))
+        assert [fault.code for fault in caught.value.faults] == ["SF-CONFIG-KEY"]
+
+
+def test_experts_are_not_named_in_targets(world):
+    saved = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]}
+    (world / "experts").mkdir()
+    (world / "experts/adapter_config.json").write_text(json.dumps(saved))
+    found = with_saved_shape({"adapter": {"initial": str(world / "experts")}})["adapter"]
+    assert (found["rank"], "targets" in found) == (2, False)
+
+
+def check_differences(world):
+    adapter = adapter_of(world, rank=3, alpha=1, rslora=True, targets=["q_proj"])
+    with pytest.raises(InputError) as caught:
+        make_plan(load_config(heron_config(world, "differences", adapter=adapter)).config)
+    files = [world / "saved" / name for name in ("adapter_config.json", ADAPTER_WEIGHTS)]
+    assert [fault.where for fault in caught.value.faults] == [*[str(files[0])] * 3, str(files[1])]
+
+
+def test_all_differences_are_told_at_once(world):
+    check_differences(world)
+
+
+def test_twin_other_modules_are_one_of_them(world, monkeypatch):
+    monkeypatch.setattr(saved_adapter, "_other_modules", lambda *arguments, **options: [])
+    with pytest.raises(AssertionError):
+        check_differences(world)
 
 
 @pytest.mark.parametrize(("changes", "value"), [({"alpha": 1}, 1), ({"rslora": True}, True), ({"kind": "dora"}, True)])

@@ -21,6 +21,7 @@ from surefoot.config.keys import all_keys, schema_key, shown_key, typed_key
 from surefoot.config.overrides import Sources, apply_override, expand_short_forms
 from surefoot.config.paths import expand_home, nearest_path, path_problems
 from surefoot.config.problems import Problem, concerned, shape_problems, without_consequences
+from surefoot.config.saved_shape import with_saved_shape
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import parse_value, parse_yaml, read_text
 from surefoot.system.errors import Fault, InputError
@@ -36,7 +37,7 @@ class LoadedConfig:
     origins: dotted key -> "file:line", "override" or "default".
     path: the file as given.
     sources: positions of keys in the file, and the overrides.
-    given: plain values set by file and overrides, with short forms expanded.
+    given: plain values set by file and overrides, with short forms expanded and the shape of a saved adapter.
     """
 
     config: RunConfig
@@ -72,7 +73,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             data = apply_override(data, text, sources)
         except InputError as error:
             faults += error.faults
-    data = expand_home(data)
+    data = with_saved_shape(expand_home(data))
     reported = {fault.where for fault in faults}  # a value that could not be parsed has no type to check
     problems = [_place(problem, sources) for problem in _problems(data)]
     faults += [fault for fault in problems if fault.where not in reported]
@@ -105,6 +106,8 @@ def check_config(data: Mapping[str, Any], *, files: bool = True) -> RunConfig:
     """
     _require_plain_keys(data)
     plain = expand_home(expand_short_forms(deepcopy(_with_texts(data))))
+    if files:
+        plain = with_saved_shape(plain)
     problems = _problems(plain, files=files)
     if problems:
         raise InputError([Fault(shown_key(one.key), one.what, one.fix, one.code) for one in problems])

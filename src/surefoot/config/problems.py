@@ -92,16 +92,21 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest
         if isinstance(items, dict) and part in items:
             path, node = step, items[part]
         elif kind == "missing" and number == len(location) and schema_key(step) != schema_key(path):
-            return _missing(step)
+            return _missing(step, items)
     return _unknown(path, suggest) if kind == "extra_forbidden" else _wrong(path, node)
 
 
-def _missing(path: str) -> Problem:
+def _missing(path: str, given: Any) -> Problem:
+    """given: the values beside it."""
     above, _, name = path.rpartition(".")
     key, group = all_keys().get(schema_key(path)), shown_key(above)
     under = f" under {group}" if group else ""
     added = f"{key.name}: {as_yaml(key.example)}" if key else f"{name}: …"  # items of a list have no keys of their own
     keys = (key.path,) if key else (schema_key(above),)
+    if path == "adapter.kind" and "initial" in given:
+        what = f"is required: {given['initial']} has no adapter_config.json on this machine that says it"
+        fix = "name a folder that has one, or add all: kind, rank, alpha, rslora, targets, modules_to_save"
+        return Problem(path, what, fix, "group", keys, "SF-CONFIG-KEY")
     return Problem(path, "is required", f"add `{added}`{under}", "group", keys, "SF-CONFIG-KEY")
 
 

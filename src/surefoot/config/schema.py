@@ -71,7 +71,8 @@ class AdapterConfig(AdapterShape):
     """What the run folder contains at the end: the adapter, or the whole model with the adapter merged in. Checkpoints
     always contain the adapter."""
     initial: Annotated[Text | None, Field(examples=["runs/first"])] = None
-    """Folder or hub id of an adapter of the same shape whose weights training starts from. null: a new adapter. The
+    """Folder or hub id of an adapter of the same shape whose weights training starts from. null: a new adapter. A
+    folder's adapter_config.json decides kind, rank, alpha, rslora, targets and modules_to_save where left out. The
     reference of ppo and grpo, and of dpo and kto by default, stays the base without any adapter."""
     initial_revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of adapter.initial on the hub."""

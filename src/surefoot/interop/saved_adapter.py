@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
+from surefoot.config.saved_shape import saved_shape
 from surefoot.interop.draft import Draft
 from surefoot.interop.shared_rules import module_names
 from surefoot.system.errors import InputError
@@ -28,7 +28,11 @@ def set_initial(draft: Draft, name: str, shape: Sequence[str], *, dropout: bool)
         return
     try:
         saved = json.loads(draft.options.read(f"{folder}/adapter_config.json"))
-        found = _keys(saved)
+        targets = module_names(saved["target_modules"])
+        if not targets:
+            raise ValueError("it names no target_modules")
+        found = saved_shape({**saved, "target_modules": "all-linear" if targets == ["all-linear"] else targets})
+        found["dropout"] = float(saved.get("lora_dropout") or 0) if dropout else 0.0
     except InputError:
         what = "its adapter_config.json, which decides rank, alpha and modules, cannot be read here"
         draft.refuse(name, what, f"give a folder on this machine; else {MERGE}")
@@ -36,25 +40,7 @@ def set_initial(draft: Draft, name: str, shape: Sequence[str], *, dropout: bool)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         draft.refuse(name, f"its adapter_config.json is not one that surefoot reads: {error}", MERGE)
         return
-    if not dropout:
-        found["dropout"] = 0.0
     found = {key: value for key, value in found.items() if value}  # the others are surefoot's defaults
     for key, value in {"initial": folder, **found}.items():
         draft.set(f"adapter.{key}", value, name)
     draft.drop(f"{name} is given, and the saved adapter decides", *shape)
-
-
-def _keys(saved: dict[str, Any]) -> dict[str, Any]:
-    """Keys of `adapter` for PEFT's settings. Raises ValueError, TypeError or KeyError for others."""
-    targets = module_names(saved["target_modules"])
-    if not targets:
-        raise ValueError("it names no target_modules")
-    return {
-        "kind": "dora" if saved.get("use_dora") else "lora",
-        "rank": int(saved["r"]),
-        "alpha": float(saved["lora_alpha"]),
-        "dropout": float(saved.get("lora_dropout") or 0),
-        "targets": "all-linear" if targets == ["all-linear"] else sorted(targets),
-        "rslora": bool(saved.get("use_rslora")),
-        "modules_to_save": list(saved.get("modules_to_save") or ()),
-    }

@@ -170,7 +170,7 @@ def check_shape(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts) -> No
         "r": (own.r, plan.rank),
         "lora_alpha": (own.lora_alpha, int(plan.alpha) if plan.alpha.is_integer() else plan.alpha),
     }
-    fix = "give adapter.kind, rank, alpha and rslora the values of the saved adapter"
+    fix = "leave adapter.kind, rank, alpha and rslora out, or give them the values of the saved adapter"
     faults = [
         Fault(where, f"has {name} {theirs}, but the run's adapter has {mine}", fix, code="SF-ADAPTER-FIT")
         for name, (theirs, mine) in settings.items()
@@ -183,22 +183,25 @@ def check_shape(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts) -> No
             what = f"{name} gives {module} {value} instead of {usual}, but a run has one rank and one alpha"
             fix = "merge it into its base (surefoot export --merge) and train a new adapter on that"
             faults.append(Fault(where, what, fix, code="SF-ADAPTER-FIT"))
-    if not faults and not plan.parameters:  # PEFT's names of adapted parameters tell only their module
-        faults = list(_other_modules(saved, plan, facts))
+    if not plan.parameters:  # PEFT's names of adapted parameters tell only their module
+        faults += _other_modules(saved, plan, facts, shapes=not faults)
     if faults:
         raise InputError(faults)
 
 
-def _other_modules(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts) -> Iterator[Fault]:
+def _other_modules(saved: SavedAdapter, plan: AdapterPlan, facts: ModelFacts, *, shapes: bool) -> Iterator[Fault]:
+    """shapes: whether to compare the tensors' shapes, which another rank changes."""
     ends = (".lora_A.weight", ".lora_B.weight")
     there = {name.removeprefix(f"{PEFT_FRONT}.") for name in saved.tensors if name.endswith(ends)}
     planned = {f"{module}{end}" for module in plan.targets.value for end in ends}
     where = str(saved.folder / ADAPTER_WEIGHTS)
     if different := sorted(name.partition(".lora_")[0] for name in there ^ planned):
         what = f"{different[0]} has an adapter in only one of file and plan"
-        yield Fault(where, what, "give adapter.targets the modules of the saved adapter", code="SF-ADAPTER-FIT")
+        yield Fault(
+            where, what, "leave adapter.targets out, or give it the modules of the saved adapter", code="SF-ADAPTER-FIT"
+        )
         return
-    for module in facts.modules:
+    for module in facts.modules if shapes else ():
         if module.linear is None or not module.in_layer or module.name not in plan.targets.value:
             continue  # a head's rows may be more than the base's
         inputs, outputs = module.linear

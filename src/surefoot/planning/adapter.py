@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from surefoot.config.schema import AdapterConfig
 from surefoot.config.sections import PATTERN, AdapterShape
 from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
@@ -46,7 +47,7 @@ def plan_adapter(
     added += sum(request.rank * matrix.sides for _, matrix in matrices)
     names = tuple(target.name for target in targets)
     plan = AdapterPlan(
-        kind=Choice(request.kind, "asked for", "user"),
+        kind=Choice(request.kind, _asked(request), "user"),
         rank=request.rank,
         alpha=request.alpha,
         dropout=request.dropout,
@@ -68,11 +69,17 @@ def _full_name(module: ModuleFact, matrix: MatrixFact) -> str:
     return f"{module.name}.{matrix.name}"
 
 
+def _asked(request: AdapterShape) -> str:
+    """Return why the adapter has this shape: a saved one that training starts from has it, or the config names it."""
+    saved = isinstance(request, AdapterConfig) and request.initial is not None
+    return "as adapter.initial has it" if saved else "asked for"
+
+
 def _choice(
     request: AdapterShape, names: tuple[str, ...], matrices: Sequence[_Stacked], model: ModelFacts
 ) -> Choice[tuple[str, ...]]:
     if request.targets != "all-linear":
-        return Choice(names, f"asked for: {', '.join(request.targets)}", "user")
+        return Choice(names, f"{_asked(request)}: {', '.join(request.targets)}", "user")
     of_experts = sum(matrix.experts for module, matrix in matrices if not module.routes)
     experts = f" and {of_experts:,} matrices of experts" if of_experts else ""
     frozen = (module.name.rpartition(".")[2] for module in model.layer_linears if module.name not in names)
