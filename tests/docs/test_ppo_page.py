@@ -7,7 +7,7 @@ import torch
 from helpers.doc_pages import ROOT, table
 from surefoot.methods.losses.ppo import policy_loss
 from surefoot.methods.ppo.checks import START_TOLERANCE
-from surefoot.methods.ppo.holds import Figures
+from surefoot.methods.ppo.holds import RolloutStatistics
 from surefoot.methods.ppo.scores import named_scorer
 from surefoot.system.posting import Server
 
@@ -16,7 +16,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_every_logged_name_has_its_line():
-    figures = Figures(1, 0, 0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0).metrics()
+    figures = RolloutStatistics(1, 0, 0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0).metrics()
     _, sums = policy_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), 0.2)
     others = {"kl_coef", "entropy", "policy_loss", "value_loss", "text_loss"}
     named = {row[0].strip("`") for row in table(PAGE, "name", "meaning", "what is good")}

@@ -212,7 +212,7 @@ def _arm(
     where: file for the position.
     beside: whether a thread finishes checkpoints of any size.
     """
-    from surefoot.methods.environments.talks import Talks
+    from surefoot.methods.environments.multi_turn import MultiTurn
     from surefoot.methods.grpo import answering
     from surefoot.models import generate
     from surefoot.runs import follow, run
@@ -279,8 +279,8 @@ def _arm(
     follow.load_and_check = counted_at("again", follow.load_and_check)
     generate.next_logits = counted_at("rollout", generate.next_logits)
     answering.grade_all = counted_at("reward", answering.grade_all)
-    Talks._turn = counted_at("turn", Talks._turn)
-    Talks._say = counted_at("tool", Talks._say)
+    MultiTurn._turn = counted_at("turn", MultiTurn._turn)
+    MultiTurn._say = counted_at("tool", MultiTurn._say)
     step.add_gradient = counted_at("update", step.add_gradient)
     os.fsync, os.replace, os.rename = counted(os.fsync), counted(os.replace), counted(os.rename)
     durable.append_lines = counted(durable.append_lines, save=False)

@@ -29,7 +29,7 @@ from surefoot.methods.grpo.answering import Answering, Evaluated, evaluate_answe
 from surefoot.methods.grpo.reward_models import RewardModel
 from surefoot.methods.grpo.rollout import Passes
 from surefoot.methods.grpo.task import prepare_grpo
-from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks, turn_marks
+from surefoot.methods.grpo.turns import environment_reward, named_environment, open_multi_turn, turn_marks
 from surefoot.methods.losses.grpo import chances_at_k
 from surefoot.methods.method import Notify
 from surefoot.methods.open_model import OpenModel
@@ -112,12 +112,12 @@ def measure_answers(
     micro = opened.plan.batch.micro.value if opened.plan else ROWS
     results, seconds = {}, {}
     with ExitStack() as held:
-        talks = None
+        multi_turn = None
         if environment is not None and config.grpo.environment is not None:
             rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
             marks = turn_marks(config, tokens, opened.tokenizer, data, environment.role)
             recorded = Recorded(Path(held.enter_context(tempfile.TemporaryDirectory())), 0, 0)
-            talks = open_talks(config, environment, marks, opened.tokenizer, recorded, list, waits, notify)
+            multi_turn = open_multi_turn(config, environment, marks, opened.tokenizer, recorded, list, waits, notify)
         answering = Answering(
             rollouts=EmbeddedRollouts(
                 opened.model,
@@ -125,7 +125,7 @@ def measure_answers(
                 settings.forward,
                 on_progress=lambda done, of: on_progress(f"{done:,} of {counted(of, 'answer')}"),
             ),
-            talks=talks,
+            multi_turn=multi_turn,
             rewards=rewards,
             reward_models=tuple(
                 RewardModel(path, checked_source(path, opened.base, key).open().model)

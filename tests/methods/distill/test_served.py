@@ -24,9 +24,9 @@ from methods.losses.test_distill import apart, examples, measured
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.kernels.divergence import Likeliest, Whole
 from surefoot.methods.distill import served as served_teacher
-from surefoot.methods.distill.asked import Asked
 from surefoot.methods.distill.served import ServedTeacher
 from surefoot.methods.distill.teacher import teacher_of
+from surefoot.methods.distill.teacher_record import TeacherRecord
 from surefoot.methods.losses.distill import DistillSettings, distill_objective
 from surefoot.methods.method import ignore
 from surefoot.methods.waiting import Waits
@@ -143,7 +143,7 @@ def test_killed_it_computes_with_the_same_answers_again(world, tmp_path, monkeyp
         with killed(training_step, "accumulate_gradients", 3):
             run(cut)
         if not replays:
-            monkeypatch.setattr(Asked, "__contains__", lambda *_: False)
+            monkeypatch.setattr(TeacherRecord, "__contains__", lambda *_: False)
         assert (run(cut, resume=True) == wanted) == replays
     weights = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "cut")]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0]) == replays
@@ -151,12 +151,12 @@ def test_killed_it_computes_with_the_same_answers_again(world, tmp_path, monkeyp
 
 def test_half_a_line_and_answers_of_earlier_steps_are_dropped(tmp_path):
     taught = Likeliest(torch.arange(6).reshape(2, 3), torch.randn(2, 3), torch.randn(2))
-    record = Asked(tmp_path, 0, 0, {"model": "large"})
+    record = TeacherRecord(tmp_path, 0, 0, {"model": "large"})
     for number, step in enumerate((None, 1, 2)):
         record.keep(bytes([number] * 16), step, taught)
     path = tmp_path / "teacher-0.jsonl"
     path.write_bytes(path.read_bytes() + path.read_bytes()[-90:-30])
-    again = Asked(tmp_path, 0, 2, {"model": "other"})
+    again = TeacherRecord(tmp_path, 0, 2, {"model": "other"})
     assert [bytes([number] * 16) in again for number in range(3)] == [True, False, True]
     assert again.before == {"model": "large"}
     for number in (0, 2):
@@ -164,7 +164,7 @@ def test_half_a_line_and_answers_of_earlier_steps_are_dropped(tmp_path):
         assert all(torch.equal(getattr(found, name), getattr(taught, name)) for name in ("logprobs", "rest"))
         assert found.tokens.tolist() == taught.tokens.tolist()
     again.keep(b"9" * 16, 3, taught)
-    assert torch.equal(Asked(tmp_path, 1, 3, {}).find(b"9" * 16).rest, taught.rest)
+    assert torch.equal(TeacherRecord(tmp_path, 1, 3, {}).find(b"9" * 16).rest, taught.rest)
 
 
 @pytest.mark.parametrize("what", ["tokenizer", "ids", "length", "top", "name"])

@@ -24,8 +24,8 @@ from helpers.tiny_models import curt
 from helpers.vllm_answers import completion
 from surefoot.commands.main import main
 from surefoot.data.batching.groups import GroupEpisode, group_batches, groups_from_tensors, groups_to_tensors
+from surefoot.methods.environments.multi_turn import MultiTurn
 from surefoot.methods.environments.recorded import Recorded
-from surefoot.methods.environments.talks import Talks
 from surefoot.methods.grpo.alongside import Alongside
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.training import step as training_step
@@ -111,13 +111,13 @@ def test_what_learns_finds_the_tokens_as_likely_as_when_they_were_drawn(world, m
 
 
 def test_twin_other_ids_than_the_engine_saw_are_found_out(world, monkeypatch):
-    real = Talks.hold
+    real = MultiTurn.converse
 
     def changed(self, *arguments, **more):
         heard = real(self, *arguments, **more)
         return replace(heard, answers=[_with_other_words(one) for one in heard.answers])
 
-    monkeypatch.setattr(Talks, "hold", changed)
+    monkeypatch.setattr(MultiTurn, "converse", changed)
     with raises_fault("SF-PLAN-BROKEN", "grpo"):
         run(config_of(world, "run"))
 

@@ -13,11 +13,11 @@ import torch
 from helpers.faults import gives, raises_fault
 from surefoot.data.batching.order import Mixture
 from surefoot.data.batching.rollouts import Cycles, Episode
-from surefoot.methods.ppo.holds import Figures, find_hold, too_many_left_out
+from surefoot.methods.ppo.holds import RolloutStatistics, find_hold, too_many_left_out
 from surefoot.methods.ppo.memory import Limits, Numbers, PpoMemory
 from surefoot.training.report import Decision, StepReport
 
-GOOD = Figures(
+GOOD = RolloutStatistics(
     answers=8,
     left_out=0,
     empty=0,
@@ -30,7 +30,7 @@ GOOD = Figures(
 )
 SAME = replace(GOOD, reward_std=0.0)
 NAN = math.nan
-NONE = Figures(0, 8, 0, NAN, NAN, NAN, NAN, NAN, NAN)
+NONE = RolloutStatistics(0, 8, 0, NAN, NAN, NAN, NAN, NAN, NAN)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,9 @@ def report(step: int, decision: Decision = "stepped", ratio: float = 1.0) -> Ste
     return StepReport(step, 1.0, 1.0, 1e-3, 4, 12, (), decision, None, 0.1, metrics={"ratio": ratio})
 
 
-def cycle(kept: PpoMemory, first: int, figures: Figures, decisions: Sequence[Decision] = ("stepped",) * 2) -> None:
+def cycle(
+    kept: PpoMemory, first: int, figures: RolloutStatistics, decisions: Sequence[Decision] = ("stepped",) * 2
+) -> None:
     kept.begin(first, (episode(0),), figures)
     for number, decision in enumerate(decisions):
         kept.learned(report(first + number, decision))

@@ -5,7 +5,7 @@ other tokens together is 1 less those that were returned, so it is a lower-bound
 where the teacher is nearly sure, their sum is 1 up to the rounding of fp32.
 
 Before step 1 the tokenizer is compared by the ids of texts of the data, and the highest id of the student's tokenizer
-is sent. Each example is asked about once; `Asked` stores the answers, and a resumed run reads them there.
+is sent. Each example is asked about once; `TeacherRecord` stores the answers, and a resumed run reads them there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from surefoot.data.batching.batch import (
 )
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.kernels.divergence import Known, Likeliest
-from surefoot.methods.distill.asked import Asked
+from surefoot.methods.distill.teacher_record import TeacherRecord
 from surefoot.methods.losses.distill import stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs
 from surefoot.methods.waiting import Waits
@@ -64,7 +64,7 @@ class ServedTeacher:
     record: of the run; None keeps nothing.
     """
 
-    def __init__(self, model: ServedModel, top: int, words: int, waits: Waits, record: Asked | None = None):
+    def __init__(self, model: ServedModel, top: int, words: int, waits: Waits, record: TeacherRecord | None = None):
         self._model, self._top, self._words, self._waits, self._record = model, top, words, waits, record
 
     def prepare(self, step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
@@ -176,7 +176,7 @@ def open_served(run: RunInputs, loaded: LoadedModels, words: int, notify: Notify
     longest = run.plan.tokenizer.max_length.value
     words = check_server(model, config.distill.top, run.tokenizer, words, run.task.data.train, longest)
     now = {"model": model.name, "version": model.version}
-    record = Asked(Path(config.output), loaded.engine.rank, loaded.state.step, now)
+    record = TeacherRecord(Path(config.output), loaded.engine.rank, loaded.state.step, now)
     teacher = ServedTeacher(model, config.distill.top, words, Waits(notify), record)
     before = record.before
     if before is not None:

@@ -18,7 +18,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.tokenize.dataset import TokenizedDataset
-from surefoot.methods.environments.talks import ENVIRONMENT, Asked, Heard, Talks, counted, episode_seed
+from surefoot.methods.environments.multi_turn import (
+    ENVIRONMENT,
+    MultiTurn,
+    TurnAnswers,
+    TurnRequest,
+    counted,
+    episode_seed,
+)
 from surefoot.methods.grpo.reward_models import RewardModel, model_scores
 from surefoot.methods.grpo.rollout import GroupRollout, Passes, scored_rollout
 from surefoot.methods.losses.grpo import pass_at_k
@@ -46,7 +53,7 @@ class DrawnAnswers:
     where: Sequence[int]
     prompts: Sequence[tuple[int, ...]]
     places: Sequence[int]
-    heard: Heard
+    heard: TurnAnswers
     scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
 
 
@@ -58,7 +65,7 @@ class Answering:
     """
 
     rollouts: Rollouts
-    talks: Talks | None
+    multi_turn: MultiTurn | None
     rewards: tuple[Reward, ...]
     reward_models: tuple[RewardModel, ...]
     tokenizer: PreTrainedTokenizerBase
@@ -84,7 +91,7 @@ class Answering:
 
         step: that they are for.
         where: index of each prompt in the data.
-        needed: see `Talks.hold`.
+        needed: see `MultiTurn.converse`.
         group: answers to each prompt, which follow each other; they are scored while others are drawn, by rewards that
             can. 0: none are.
         """
@@ -96,24 +103,24 @@ class Answering:
         places = range(how.rank, len(where), how.world)
         own = [prompts.ids[place] for place in places]
         scores: Mapping[str, Sequence[Score]] = {}
-        if self.talks is None:
+        if self.multi_turn is None:
             with self.waits.during("answering", f"the engine writes answers to {len(places)} prompts"):
                 if group and any(one.at_once for one in self.rewards):
                     indices = [where[place] for place in places]
                     with AsDrawn(self.rewards, group, len(places), partial(self._asked_of, data, indices)) as early:
-                        heard = Heard(self.rollouts.answer(own, decoding, places, arrived=early.arrived))
+                        heard = TurnAnswers(self.rollouts.answer(own, decoding, places, arrived=early.arrived))
                     scores = early.scores()
                 else:
-                    heard = Heard(self.rollouts.answer(own, decoding, places))
+                    heard = TurnAnswers(self.rollouts.answer(own, decoding, places))
         else:
-            asked = Asked(
+            asked = TurnRequest(
                 own,
                 [data.record(where[place]) for place in places],
                 [prompts.records[place] for place in places],
                 [episode_seed(seed, where[place]) for place in places],
                 places,
             )
-            heard = self.talks.hold(self.rollouts, asked, decoding, step, needed=needed)
+            heard = self.multi_turn.converse(self.rollouts, asked, decoding, step, needed=needed)
         return DrawnAnswers(where, prompts.ids, places, heard, scores)
 
     def score(self, data: TokenizedDataset, drawn: DrawnAnswers) -> tuple[GroupRollout, list[dict[str, Any]]]:
@@ -134,7 +141,7 @@ class Answering:
 
     def _grade(
         self,
-        heard: Heard,
+        heard: TurnAnswers,
         data: TokenizedDataset,
         places: Sequence[int],
         by_models: Mapping[str, Sequence[float | None]],

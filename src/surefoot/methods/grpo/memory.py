@@ -70,7 +70,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RolloutStatistics:
     """Statistics of one rollout.
 
     answers: number of answers.
@@ -100,7 +100,7 @@ class GroupMemory:
         """notify: shows a message to the user. alongside: rollouts that are still being drawn."""
         self.numbers = numbers
         self.episodes: tuple[GroupEpisode, ...] = ()
-        self.ahead: dict[int, tuple[tuple[GroupEpisode, ...], Figures]] = {}
+        self.ahead: dict[int, tuple[tuple[GroupEpisode, ...], RolloutStatistics]] = {}
         self._cycles, self._patience, self._notify = cycles, patience, notify
         self._alongside = alongside
         self._step = 0
@@ -124,7 +124,7 @@ class GroupMemory:
         self.ahead = {
             one["rollout"]: (
                 groups_from_tensors(under(_AHEAD.format(one["rollout"]), tensors), one["records"]),
-                Figures(**one["figures"]),
+                RolloutStatistics(**one["figures"]),
             )
             for one in waiting
         }
@@ -139,7 +139,7 @@ class GroupMemory:
         """Use the engine's log-probabilities from the next rollout on. Saved, so that a resumed run does the same."""
         self.numbers = replace(self.numbers, take_drawn=True)
 
-    def begin(self, step: int, episodes: tuple[GroupEpisode, ...], figures: Figures) -> None:
+    def begin(self, step: int, episodes: tuple[GroupEpisode, ...], figures: RolloutStatistics) -> None:
         """Begin a cycle with step `step` and these answers.
 
         Raises Diverged if too many answers have no score, or nothing could be learned for too long.
@@ -239,7 +239,7 @@ class GroupMemory:
             again = f"{what}; {self.numbers.held_in_a_row} rollouts in a row were held back (grpo.patience)"
             raise Diverged(Fault(f"step {step}", again, fix, code="SF-GRPO"))
 
-    def _flat(self, step: int, figures: Figures) -> None:
+    def _flat(self, step: int, figures: RolloutStatistics) -> None:
         """React to a rollout without spread in any group."""
         again, mean = self.numbers.flat_in_a_row, figures.metrics.get("reward", 0.0)
         of = f"{counted(figures.groups, 'group')} each, mean {mean:.4g}"

@@ -23,8 +23,8 @@ from torch import nn
 from surefoot.data.batching.groups import GroupEpisode, kept_index
 from surefoot.data.batching.loader import for_rank
 from surefoot.method_facts.losses import GroupLossFacts
-from surefoot.methods.environments.talks import ENVIRONMENT, counted
-from surefoot.methods.grpo.memory import Figures
+from surefoot.methods.environments.multi_turn import ENVIRONMENT, counted
+from surefoot.methods.grpo.memory import RolloutStatistics
 from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalized, without_spread
 from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
 from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
@@ -218,7 +218,7 @@ def to_episodes(
     reference: torch.Tensor | None,
     terms: Terms,
     drawn: Sequence[GroupRollout],
-) -> tuple[tuple[GroupEpisode, ...], Figures]:
+) -> tuple[tuple[GroupEpisode, ...], RolloutStatistics]:
     """Make episodes with advantages, and the statistics of the rollout. Answers without a token or a score are left
     out.
 
@@ -262,7 +262,7 @@ def _figures(
     terms: Terms,
     drawn: Sequence[GroupRollout],
     more: Mapping[str, float],
-) -> Figures:
+) -> RolloutStatistics:
     """Statistics of a rollout. Means are over the answers to its own prompts: answers generated to replace groups
     without spread would bias them towards the middle."""
     own, flat = drawn[0], flat_groups(rollout, terms.group)
@@ -283,7 +283,7 @@ def _figures(
     if reference is not None:
         metrics["kl"] = float(answer_kl(logprobs, reference, rollout.real).double().mean())
     metrics |= more
-    return Figures(
+    return RolloutStatistics(
         answers=sum(len(one.answers) for one in drawn),
         left_out=sum(int((~one.scores.isfinite() | (one.lengths == 0)).sum()) for one in drawn),
         empty=sum(one.stopped and len(one.response) == 1 for draw in drawn for one in draw.answers),

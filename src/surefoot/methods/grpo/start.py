@@ -20,7 +20,7 @@ from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.grpo.alongside import Alongside
 from surefoot.methods.grpo.answering import Answering, DrawnAnswers, evaluate_answers
-from surefoot.methods.grpo.memory import Figures, GroupMemory, Numbers
+from surefoot.methods.grpo.memory import GroupMemory, Numbers, RolloutStatistics
 from surefoot.methods.grpo.reward_models import open_reward_models
 from surefoot.methods.grpo.rollout import (
     GroupRollout,
@@ -33,7 +33,7 @@ from surefoot.methods.grpo.rollout import (
     with_penalty,
 )
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
-from surefoot.methods.grpo.turns import environment_reward, named_environment, open_talks, turn_marks
+from surefoot.methods.grpo.turns import environment_reward, named_environment, open_multi_turn, turn_marks
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
 from surefoot.methods.reference import ReferenceModel, open_reference_model
@@ -75,15 +75,15 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     if sentence := dropout_caution(highest_dropout(loaded.policy)):
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
-    waits, totals, talks = Waits(notify), loaded.engine.totals, None
+    waits, totals, multi_turn = Waits(notify), loaded.engine.totals, None
     if environment is not None:
         marks = turn_marks(config, run.plan.tokenizer, run.tokenizer, task.data, environment.role)
         since = min([loaded.state.step, *(step for step, _ in alongside.asked)])
         recorded = Recorded(Path(config.output), loaded.engine.rank, since)
-        talks = open_talks(config, environment, marks, run.tokenizer, recorded, totals, waits, notify)
+        multi_turn = open_multi_turn(config, environment, marks, run.tokenizer, recorded, totals, waits, notify)
     answering = Answering(
         rollouts=engine.rollouts,
-        talks=talks,
+        multi_turn=multi_turn,
         rewards=rewards,
         reward_models=open_reward_models(run, loaded),
         tokenizer=run.tokenizer,
@@ -187,9 +187,9 @@ class _Cycle:
             self.memory.begin(step, *self.memory.ahead.pop(place.rollout))
         except Diverged:
             if (
-                self.answering.talks is not None
+                self.answering.multi_turn is not None
             ):  # with too many lost answers, whose cause may be removed before a resume
-                self.answering.talks.recorded.ask_again(step)
+                self.answering.multi_turn.recorded.ask_again(step)
             raise
 
     def settle(self) -> None:
@@ -204,7 +204,9 @@ class _Cycle:
         where = [int(one) for one in self.cycles.prompts(self.run.config.seed, number)]
         return step, number, self._draw(step, number, where)
 
-    def _make(self, step: int, number: int, answers: DrawnAnswers) -> tuple[tuple[GroupEpisode, ...], Figures]:
+    def _make(
+        self, step: int, number: int, answers: DrawnAnswers
+    ) -> tuple[tuple[GroupEpisode, ...], RolloutStatistics]:
         """Make the episodes of rollout `number` from the answers to its own prompts, drawn at step `step`, by the
         weights that drew them."""
         config = self.run.config

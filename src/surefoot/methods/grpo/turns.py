@@ -11,9 +11,9 @@ from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.turns import TurnMarks
 from surefoot.families.templates import is_users_own
+from surefoot.methods.environments.multi_turn import ENVIRONMENT, MultiTurn
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
-from surefoot.methods.environments.talks import ENVIRONMENT, Talks
 from surefoot.methods.method import Notify
 from surefoot.methods.rewards.terms import Reward
 from surefoot.methods.rollouts import Totals
@@ -51,7 +51,7 @@ def turn_marks(
     return marks
 
 
-def open_talks(
+def open_multi_turn(
     config: RunConfig,
     environment: Environment,
     marks: TurnMarks,
@@ -60,10 +60,10 @@ def open_talks(
     totals: Totals,
     waits: Waits,
     notify: Notify,
-) -> Talks:
+) -> MultiTurn:
     term = config.grpo.environment
     assert term is not None
-    return Talks(
+    return MultiTurn(
         environment=environment,
         marks=marks,
         tokenizer=tokenizer,

@@ -26,7 +26,7 @@ FEWEST_LEFT_OUT = 10  # with fewer, one bad answer in the first rollout would ex
 
 
 @dataclass(frozen=True)
-class Figures:
+class RolloutStatistics:
     """Statistics of one rollout.
 
     answers: answers that count.
@@ -71,7 +71,7 @@ class Hold:
     learn: Literal["nothing", "penalty", "all"] = "nothing"
 
 
-def find_hold(figures: Figures, *, kl_bound: float | None) -> Hold | None:
+def find_hold(figures: RolloutStatistics, *, kl_bound: float | None) -> Hold | None:
     """Return None if the rollout can be used as it is; for repeated equal scores see `same_score`."""
     if figures.answers == 0:
         what = f"none of {figures.left_out} answers got a finite score"
@@ -87,12 +87,12 @@ def find_hold(figures: Figures, *, kl_bound: float | None) -> Hold | None:
     return None
 
 
-def has_one_score(figures: Figures) -> bool:
+def has_one_score(figures: RolloutStatistics) -> bool:
     """Whether several answers have exactly the same score."""
     return figures.answers > 1 and figures.reward_std == 0
 
 
-def same_score(figures: Figures, rollouts: int) -> Hold:
+def same_score(figures: RolloutStatistics, rollouts: int) -> Hold:
     """Make the hold for answers that all have the same score, `rollouts` times in a row."""
     what = f"all {figures.answers} answers got the same score, {figures.reward:.4g}, for {rollouts} rollouts"
     fix = "look at what ppo.reward tells apart, and at samples.jsonl; where good answers are rare, raise batch.size"

@@ -27,8 +27,8 @@ from surefoot.methods.losses.ppo import next_coefficient
 from surefoot.methods.method import Notify
 from surefoot.methods.ppo.holds import (
     MOST_LEFT_OUT,
-    Figures,
     Hold,
+    RolloutStatistics,
     find_hold,
     has_one_score,
     no_recovery,
@@ -131,7 +131,7 @@ class PpoMemory:
         self,
         step: int,
         episodes: tuple[Episode, ...],
-        figures: Figures,
+        figures: RolloutStatistics,
         penalty: Callable[[], tuple[Episode, ...]] = tuple,
     ) -> None:
         """Begin a cycle with step `step` and these episodes.

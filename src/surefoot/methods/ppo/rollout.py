@@ -32,7 +32,7 @@ from surefoot.methods.losses.ppo import (
     whiten,
 )
 from surefoot.methods.losses.sft import supervised_places
-from surefoot.methods.ppo.holds import Figures
+from surefoot.methods.ppo.holds import RolloutStatistics
 from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table, by_answer
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
@@ -124,7 +124,7 @@ def make_experience(prompts: Prompts, write: Write, how: Scoring, temperature: f
 
 def to_episodes(
     prompts: Prompts, experience: Experience, terms: Terms, *, kl: float
-) -> tuple[tuple[Episode, ...], Figures]:
+) -> tuple[tuple[Episode, ...], RolloutStatistics]:
     """Compute rewards, advantages and returns of a rollout, and its statistics.
 
     kl: coefficient of the penalty. Answers without a token or a finite score are left out.
@@ -133,7 +133,7 @@ def to_episodes(
     left_out = len(experience.answers) - len(kept)
     if not len(kept):
         nothing = float("nan")
-        return (), Figures(0, left_out, 0, nothing, nothing, nothing, nothing, nothing, nothing)
+        return (), RolloutStatistics(0, left_out, 0, nothing, nothing, nothing, nothing, nothing, nothing)
     real, scores, lengths = experience.real[kept], experience.scores[kept], experience.lengths[kept]
     logprobs, reference, values = experience.logprobs[kept], experience.reference[kept], experience.values[kept]
     rewards = token_rewards(logprobs, reference, scores, real, kl=kl, clip=terms.reward_clip)
@@ -142,7 +142,7 @@ def to_episodes(
         # Over the whole rollout, which every rank has: per rank or micro-batch the result would depend on the split.
         advantages = whiten(advantages, real)
     answers = [experience.answers[place] for place in kept.tolist()]
-    figures = Figures(
+    figures = RolloutStatistics(
         answers=len(kept),
         left_out=left_out,
         empty=sum(answer.stopped and len(answer.response) == 1 for answer in answers),

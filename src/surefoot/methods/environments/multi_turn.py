@@ -63,7 +63,7 @@ class _Seat:
 
 
 @dataclass
-class _Talk:
+class _Chat:
     """One answer while it is made.
 
     place: its index among those of all ranks.
@@ -120,7 +120,7 @@ class _Talk:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TurnRequest:
     """What is to be answered: of this rank's prompts, in lists of equal length.
 
     prompts: ids.
@@ -138,7 +138,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Heard:
+class TurnAnswers:
     """The answers; where an environment was asked, also its scores, its texts between the turns of each answer, and
     sums over the answers of `_SUMS`."""
 
@@ -149,7 +149,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Talks:
+class MultiTurn:
     """Makes answers in turns.
 
     turns: most turns of the policy.
@@ -167,7 +167,9 @@ class Talks:
     waits: Waits
     notify: Notify
 
-    def hold(self, rollouts: Rollouts, asked: Asked, decoding: Decoding, step: int, *, needed: bool) -> Heard:
+    def converse(
+        self, rollouts: Rollouts, asked: TurnRequest, decoding: Decoding, step: int, *, needed: bool
+    ) -> TurnAnswers:
         """Answer. Every rank must call it, with prompts or without.
 
         decoding: max_new_tokens are those of all turns, and of what the environment says, together.
@@ -175,101 +177,113 @@ class Talks:
         needed: whether to raise InputError or EnvironmentFault, on every rank, if the environment failed for all
             answers of all ranks.
         """
-        talks = [
-            _Talk(place, record, name, seed, tuple(prompt), decoding.max_new_tokens)
+        chats = [
+            _Chat(place, record, name, seed, tuple(prompt), decoding.max_new_tokens)
             for prompt, record, name, seed, place in zip(
                 asked.prompts, asked.records, asked.names, asked.seeds, asked.places, strict=True
             )
         ]
         try:
-            self._talk(rollouts, talks, decoding, step)
+            self._talk(rollouts, chats, decoding, step)
         finally:
-            self._close([talk.seat for talk in talks], step)
-        everywhere = needed and not self.anywhere(any(talk.lost is None for talk in talks))
-        self._tell_lost(talks, step, everywhere)
-        scores = [one.score for one in talks]
-        sums = sum((talk.counts for talk in talks), Counter(f"environment_{one.outcome}" for one in scores))
-        return Heard(
-            [one.rollout for one in talks],
+            self._close([chat.seat for chat in chats], step)
+        everywhere = needed and not self.anywhere(any(chat.lost is None for chat in chats))
+        self._tell_lost(chats, step, everywhere)
+        scores = [one.score for one in chats]
+        sums = sum(
+            (chat.counts for chat in chats),
+            Counter(f"environment_{one.outcome}" for one in scores),
+        )
+        return TurnAnswers(
+            [one.rollout for one in chats],
             scores,
-            [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in talks],
+            [[reply.text for reply in one.heard[1 : (len(one.pieces) + 1) // 2]] for one in chats],
             {name: sums[name] for name in _SUMS},
         )
 
-    def _talk(self, rollouts: Rollouts, talks: list[_Talk], decoding: Decoding, step: int) -> None:
-        self._ask(talks, step, decoding.seed)
-        for talk in talks:
-            if talk.heard and (text := talk.heard[0].text):
-                size = len(talk.prompt)
-                talk.prompt = self.marks.before_answer(talk.prompt, text)
-                talk.room -= len(talk.prompt) - size
-            if talk.room < 1:
-                talk.end(limit=_OVER_TOKENS)
+    def _talk(self, rollouts: Rollouts, chats: list[_Chat], decoding: Decoding, step: int) -> None:
+        self._ask(chats, step, decoding.seed)
+        for chat in chats:
+            if chat.heard and (text := chat.heard[0].text):
+                size = len(chat.prompt)
+                chat.prompt = self.marks.before_answer(chat.prompt, text)
+                chat.room -= len(chat.prompt) - size
+            if chat.room < 1:
+                chat.end(limit=_OVER_TOKENS)
         turn = 0
-        while self.anywhere(any(talk.goes_on for talk in talks)):
-            self._turn(rollouts, [talk for talk in talks if talk.goes_on], decoding, turn, step)
+        while self.anywhere(any(chat.goes_on for chat in chats)):
+            self._turn(rollouts, [chat for chat in chats if chat.goes_on], decoding, turn, step)
             turn += 1
 
-    def _turn(self, rollouts: Rollouts, talks: list[_Talk], decoding: Decoding, turn: int, step: int) -> None:
+    def _turn(self, rollouts: Rollouts, chats: list[_Chat], decoding: Decoding, turn: int, step: int) -> None:
         own = replace(decoding, seed=_turn_seed(decoding.seed, turn))
-        with self.waits.during("answering", f"the engine writes turn {turn + 1} of {len(talks)} answers"):
+        with self.waits.during("answering", f"the engine writes turn {turn + 1} of {len(chats)} answers"):
             drawn = rollouts.answer(
-                [(*talk.prompt, *talk.response) for talk in talks],
+                [(*chat.prompt, *chat.response) for chat in chats],
                 own,
-                [talk.place for talk in talks],
-                [talk.room - len(talk.response) for talk in talks],
+                [chat.place for chat in chats],
+                [chat.room - len(chat.response) for chat in chats],
             )
-        for talk, answer in zip(talks, drawn, strict=True):
-            talk.draw(answer)
+        for chat, answer in zip(chats, drawn, strict=True):
+            chat.draw(answer)
             if not answer.stopped:
-                talk.end(limit=_OVER_TOKENS)
-        asking = [talk for talk in talks if talk.goes_on]
-        self._ask(asking, step, decoding.seed, [self._text(talk.response[-talk.pieces[-1] : -1]) for talk in asking])
-        for talk in asking:
-            if talk.lost is not None:
+                chat.end(limit=_OVER_TOKENS)
+        asking = [chat for chat in chats if chat.goes_on]
+        self._ask(
+            asking,
+            step,
+            decoding.seed,
+            [self._text(chat.response[-chat.pieces[-1] : -1]) for chat in asking],
+        )
+        for chat in asking:
+            if chat.lost is not None:
                 continue
-            if talk.heard[-1].done:
-                talk.end()
+            if chat.heard[-1].done:
+                chat.end()
             elif turn + 1 == self.turns:
-                talk.end(limit=_OVER_TURNS)
+                chat.end(limit=_OVER_TURNS)
             else:
-                ids = self.marks.after_answer(talk.heard[-1].turns)
-                if len(talk.response) + len(ids) < talk.room:
-                    talk.give(ids)
+                ids = self.marks.after_answer(chat.heard[-1].turns)
+                if len(chat.response) + len(ids) < chat.room:
+                    chat.give(ids)
                 else:
-                    talk.end(limit=_OVER_TOKENS)
+                    chat.end(limit=_OVER_TOKENS)
 
-    def _ask(self, talks: Sequence[_Talk], step: int, seed: int, turns: Sequence[str] | None = None) -> None:
+    def _ask(self, chats: Sequence[_Chat], step: int, seed: int, turns: Sequence[str] | None = None) -> None:
         """Get an answer for each. turns: texts of the newest ones; None: before the first."""
-        texts: Sequence[str | None] = [None] * len(talks) if turns is None else turns
-        keys = [key_of(step, seed, talk.place, (*talk.prompt, *talk.response)) for talk in talks]
+        texts: Sequence[str | None] = [None] * len(chats) if turns is None else turns
+        keys = [key_of(step, seed, chat.place, (*chat.prompt, *chat.response)) for chat in chats]
         known = {place: kept for place, key in enumerate(keys) if (kept := self.recorded.find(key)) is not None}
         for place, kept in known.items():
-            talks[place].counts[_REPEATED] += kept.tries - 1
+            chats[place].counts[_REPEATED] += kept.tries - 1
         replies = {place: kept.said for place, kept in known.items()}
-        left = [place for place in range(len(talks)) if place not in known]
+        left = [place for place in range(len(chats)) if place not in known]
         for attempt in range(_TRIES):
             if not left:
                 break
             for place in left if attempt else ():
-                talks[place].counts[_REPEATED] += 1
-            calls = [(place, talks[place], texts[place]) for place in left]
+                chats[place].counts[_REPEATED] += 1
+            calls = [(place, chats[place], texts[place]) for place in left]
             replies |= self._live(
                 calls, lambda place, kept: self.recorded.keep(step, keys[place], kept), attempt + 1, step
             )
             left = [place for place in left if isinstance(replies[place], Lost)]
-        for place, (talk, text) in enumerate(zip(talks, texts, strict=True)):
+        for place, (chat, text) in enumerate(zip(chats, texts, strict=True)):
             reply = replies[place]
             if isinstance(reply, Reply):
-                talk.heard.append(reply)
-                talk.said += [] if text is None else [text]
+                chat.heard.append(reply)
+                chat.said += [] if text is None else [text]
             else:
-                talk.lost, talk.goes_on = reply, False
+                chat.lost, chat.goes_on = reply, False
 
     def _live(
-        self, asking: Sequence[tuple[int, _Talk, str | None]], keep: Callable[[int, Kept], None], tries: int, step: int
+        self,
+        asking: Sequence[tuple[int, _Chat, str | None]],
+        keep: Callable[[int, Kept], None],
+        tries: int,
+        step: int,
     ) -> dict[int, Reply | Lost]:
-        """Make a call for each (place, talk, text); the episodes of those that fail are closed.
+        """Make a call for each (place, chat, text); the episodes of those that fail are closed.
 
         keep: records a reply, or the failure of the last try.
         """
@@ -293,38 +307,38 @@ class Talks:
 
         calls = [
             Call(
-                lambda talk=talk, seat=talk.seat, text=text: self._call(talk, seat, text),
-                self.seconds * (1 + (len(talk.heard) if talk.seat.episode is None else 0)),
+                lambda chat=chat, seat=chat.seat, text=text: self._call(chat, seat, text),
+                self.seconds * (1 + (len(chat.heard) if chat.seat.episode is None else 0)),
                 lambda said, place=place: heard(place, said),
-                talk.seat.close,
+                chat.seat.close,
             )
-            for place, talk, text in asking
+            for place, chat, text in asking
         ]
         with self.waits.during(ENVIRONMENT, standing):
             found = in_time(calls, late)
         failed: list[_Seat] = []
-        for (_, talk, _), said in zip(asking, found, strict=True):
+        for (_, chat, _), said in zip(asking, found, strict=True):
             if isinstance(said, BaseException):
                 # One that is late is still in use, and is closed by its thread.
-                failed += [] if isinstance(said, Late) else [talk.seat]
-                talk.seat = _Seat()
+                failed += [] if isinstance(said, Late) else [chat.seat]
+                chat.seat = _Seat()
         self._close(failed, step)
         for said in found:
             if isinstance(said, InputError):  # it cannot be read, and will not be
                 raise said
         return replies
 
-    def _call(self, talk: _Talk, seat: _Seat, text: str | None) -> Reply:
+    def _call(self, chat: _Chat, seat: _Seat, text: str | None) -> Reply:
         """Say the newest turn; in a new episode all before it as well."""
         if seat.episode is None:
             seat.episode = self.environment.make()
-            for before, known in zip([None, *talk.said], talk.heard, strict=False):  # nothing was heard before a reset
-                if self._say(seat.episode, talk, before) != known:
-                    raise _Changed(f"turn {len(talk.heard)} needs an episode as before, which now answers otherwise")
-        return self._say(seat.episode, talk, text)
+            for before, known in zip([None, *chat.said], chat.heard, strict=False):  # nothing was heard before a reset
+                if self._say(seat.episode, chat, before) != known:
+                    raise _Changed(f"turn {len(chat.heard)} needs an episode as before, which now answers otherwise")
+        return self._say(seat.episode, chat, text)
 
-    def _say(self, episode: Episode, talk: _Talk, text: str | None) -> Reply:
-        return episode.reset(talk.record, talk.seed) if text is None else episode.step(text)
+    def _say(self, episode: Episode, chat: _Chat, text: str | None) -> Reply:
+        return episode.reset(chat.record, chat.seed) if text is None else episode.step(text)
 
     def _close(self, seats: Sequence[_Seat], step: int) -> None:
         """Close the episodes, all at once; one line for those that cannot be."""
@@ -335,9 +349,9 @@ class Talks:
             what = f"close failed for {len(errors)} of {len(calls)} objects of the environment"
             self.notify(f"step {step}: {what}: {first.where}: {first.what}")
 
-    def _tell_lost(self, talks: Sequence[_Talk], step: int, everywhere: bool) -> None:
+    def _tell_lost(self, chats: Sequence[_Chat], step: int, everywhere: bool) -> None:
         """One line for the answers that the environment lost. everywhere: raise, since all of all ranks are lost."""
-        lost = [(talk.lost, talk.name) for talk in talks if talk.lost is not None]
+        lost = [(chat.lost, chat.name) for chat in chats if chat.lost is not None]
         if everywhere:
             self.recorded.ask_again(step)
         if everywhere and not lost:
@@ -350,7 +364,7 @@ class Talks:
             fault = Fault(first.where, f"{first.what}, for each of {len(lost)} answers", code="SF-ENVIRONMENT")
             raise (InputError if first.own_code else EnvironmentFault)(fault) from first.error
         self.notify(
-            f"step {step}: {len(lost)} of {len(talks)} answers are lost, the first to record {record}: "
+            f"step {step}: {len(lost)} of {len(chats)} answers are lost, the first to record {record}: "
             f"{first.where}: {first.what}"
         )
 
@@ -362,7 +376,7 @@ class Talks:
 
 
 def counted(sums: Mapping[str, float], answers: int) -> dict[str, float]:
-    """What is logged. sums: over so many answers, as in `Heard`; {} without an environment."""
+    """What is logged. sums: over so many answers, as in `TurnAnswers`; {} without an environment."""
     if not sums:
         return {}
     shares = {name: sums[name] / answers for name in (_TURNS, _OVER_TURNS, _OVER_TOKENS)}

@@ -21,10 +21,10 @@ from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.turns import TurnMarks
 from surefoot.methods import waiting
 from surefoot.methods.environments import calls
+from surefoot.methods.environments.multi_turn import MultiTurn, TurnRequest
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.replies import Reply, reply_of
-from surefoot.methods.environments.talks import Asked, Talks
 from surefoot.methods.waiting import Waits
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
@@ -104,7 +104,7 @@ class World:
         def notify(sentence, *, caution=True):
             self.told.append(sentence)
 
-        talks = Talks(
+        multi_turn = MultiTurn(
             self.environment,
             self.marks,
             self.marks.encoder.tokenizer,
@@ -116,8 +116,10 @@ class World:
             notify,
         )
         places = range(count)
-        asked = Asked([(1, 2, 3)] * count, [{"n": one} for one in places], list(places), [7] * count, places)
-        return talks.hold(engine, asked, Decoding(limit, frozenset({STOP}), 0, 1.0, seed=seed), step, needed=needed)
+        asked = TurnRequest([(1, 2, 3)] * count, [{"n": one} for one in places], list(places), [7] * count, places)
+        return multi_turn.converse(
+            engine, asked, Decoding(limit, frozenset({STOP}), 0, 1.0, seed=seed), step, needed=needed
+        )
 
 
 def check_ids(heard, engine: Engine) -> None:
@@ -196,11 +198,11 @@ def test_what_is_said_first_is_part_of_the_prompt_and_takes_of_its_room(marks, t
             "input_ids"
         ]
     )
-    asked = Asked([prompt] * 3, [{"n": one} for one in range(3)], [0, 1, 2], [7] * 3, range(3))
-    talks = Talks(
+    asked = TurnRequest([prompt] * 3, [{"n": one} for one in range(3)], [0, 1, 2], [7] * 3, range(3))
+    multi_turn = MultiTurn(
         world.environment, marks, marks.encoder.tokenizer, 4, 30.0, Recorded(tmp_path, 0, 0), bool, Waits(print), print
     )
-    heard = talks.hold(engine, asked, Decoding(LIMIT, frozenset({STOP}), 0, 1.0), 1, needed=True)
+    heard = multi_turn.converse(engine, asked, Decoding(LIMIT, frozenset({STOP}), 0, 1.0), 1, needed=True)
     check_ids(heard, engine)
     for number, one in enumerate(heard.answers):
         assert f"Go.\n\nnumber {number} of 7" in marks.encoder.tokenizer.decode(one.prompt)

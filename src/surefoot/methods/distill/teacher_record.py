@@ -34,7 +34,7 @@ class _Line:
     end: int
 
 
-class Asked:
+class TeacherRecord:
     """The record of a run.
 
     folder: the run's.
