@@ -146,6 +146,14 @@ class TestTooLarge:
         (caution,) = [one for one in plan.cautions if gives(one, "data.max_length")]
         assert [key for key in ("batch.micro", "data.max_length") if gives(caution, key)] == named
 
+    def test_where_no_length_helps_checkpointing_is_advised(self, decide):
+        """PEFT's DoRA keeps a square matrix for each target, 306 million numbers in each of 32 layers."""
+        dora = {"adapter": {"kind": "dora", "rank": 16}, "kernels": {"adapter": "plain"}, "hardware": "rtx3090"}
+        plan = decide(gradient_checkpointing="off", data=_data(16), batch={"size": 2, "micro": 1}, **dora)
+        (caution,) = [one for one in plan.cautions if gives(one, "gradient_checkpointing")]
+        assert not gives(caution, "data.max_length")
+        assert fits(decide(gradient_checkpointing="on", data=_data(16), **dora).memory)  # twin: it does help
+
     def test_twin_states_beside_the_whole_memory_would_be_noticed(self, decide, monkeypatch):
         monkeypatch.setattr(module.memory, "usable", lambda available: available)
         with pytest.raises(pytest.fail.Exception):

@@ -197,7 +197,7 @@ def _warn(
     """Refuse a run that does not fit even without a token, because that is exact; only warn about the whole forecast.
 
     experts_frozen: the same workload with a mixture's experts frozen, if that is an option.
-    forecast: of a number of examples, and if given a workload (`of`) and a length.
+    forecast: of a number of examples, and if given a workload (`of`), a length, and checkpointing (`again`).
     """
     plan = forecast(micro)
     if plan.host_available is not None and plan.host > plan.host_available:
@@ -216,7 +216,8 @@ def _warn(
 
     def least(of: Workload) -> MemoryPlan:
         """What is needed at any length. (In one pass a step may need less than in several; pictures count per row.)"""
-        return min((forecast(rows, of=of, length=0) for rows in (1, micro)), key=lambda one: one.total)
+        again = Choice(True, "", "default"), None  # PEFT's DoRA keeps matrices for each layer otherwise
+        return min((forecast(rows, of=of, length=0, again=again) for rows in (1, micro)), key=lambda one: one.total)
 
     room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
     needed = least(work)
@@ -232,7 +233,10 @@ def _warn(
         return
     lowered = {"batch.micro": forecast(1), "data.max_length": forecast(micro, length=0)}
     lower = [key for key, one in lowered.items() if memory.fits(one)]
-    advice = f"lower {' or '.join(lower) or 'batch.micro and data.max_length'}"
+    if lower or plan.gradient_checkpointing.value:
+        advice = f"lower {' or '.join(lower) or 'batch.micro and data.max_length'}"
+    else:
+        advice = "set gradient_checkpointing: on"
     if experts_frozen and memory.fits(lighter := forecast(micro, of=experts_frozen)):
         advice += f", or set adapter.experts: false, which needs {size_text(lighter.total)}"
     whole = f"the forecast of {size_text(plan.total)} for {micro} x {longest} tokens"
