@@ -101,15 +101,15 @@ def ours(folder: Path, asked: dict[str, Any]) -> Result:
     import transformers  # noqa: F401
 
     from surefoot.config.load import load_config
-    from surefoot.runs.profiling import arithmetic_of, product_rate, step_work
+    from surefoot.runs.profiling import Phases, arithmetic_of, product_rate, step_work
     from surefoot.runs.trial import ready
     from surefoot.system import hardware, process
 
     clock = Clock(asked)
     hardware.forget_peak = _told_first(hardware.forget_peak, clock)
     config = load_config(folder / "run.yaml", asked["overrides"]).config
-    needed = []
-    with ready(config, asked["steps"]) as one:
+    needed, phases = [], Phases()
+    with ready(config, asked["steps"], phases) as one:
         arithmetic = arithmetic_of(one.plan, config.stage, folder / "base")
         for number in range(1, asked["steps"] + 1):
             clock.begin()
@@ -122,7 +122,12 @@ def ours(folder: Path, asked: dict[str, Any]) -> Result:
         done = clock.result()
         kernels = {name: choice.value for name, choice in vars(one.plan.kernels).items()}
         chosen = {"compute": one.plan.precision.compute.value, "kernels": kernels, "holes": process.holes()}
-    return done | {"needed": needed, "rate": product_rate(arithmetic), "chosen": chosen}
+    return done | {
+        "needed": needed,
+        "rate": product_rate(arithmetic),
+        "chosen": chosen,
+        "start": phases.to_json(),
+    }
 
 
 def _told_first(forget: Callable[[str], None], clock: Clock) -> Callable[[str], None]:

@@ -115,7 +115,7 @@ def cell_on(memory: int, folder: Path, monkeypatch, **asked: Any) -> dict[str, A
 
 
 def test_a_cell_that_does_not_fit_says_so(tmp_path, monkeypatch):
-    assert "there are 1.0 MiB" in cell_on(1 << 20, tmp_path, monkeypatch)["left out"]
+    assert "1.0 MiB" in cell_on(1 << 20, tmp_path, monkeypatch)["left out"]
     assert "minutes" in cell_on(80 << 30, tmp_path, monkeypatch, minutes=0.01)["left out"]
     with pytest.raises(SystemExit) as ended:  # one that fits begins
         cell_on(80 << 30, tmp_path, monkeypatch)

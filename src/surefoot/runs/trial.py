@@ -21,6 +21,7 @@ from surefoot.runs.custom import with_named
 from surefoot.runs.faults import memory_faults
 from surefoot.runs.prepare import prepare
 from surefoot.runs.prepared import PreparedRun, make_schedules, with_models
+from surefoot.runs.profiling import Phases
 from surefoot.runs.run_folder import FolderState
 from surefoot.runs.steps import load_and_check
 from surefoot.system import hardware
@@ -135,16 +136,20 @@ class Ready:
 
 
 @contextmanager
-def ready(config: RunConfig, last: int) -> Iterator[Ready]:
-    """Plan, load and verify `config` in this process without touching its run folder. last: the last step that will be
-    taken. Raises SurefootError like the run."""
+def ready(config: RunConfig, last: int, phases: Phases | None = None) -> Iterator[Ready]:
+    """Plan, load and verify `config` in this process without touching its run folder. Raises SurefootError like the
+    run.
+
+    last: the last step that will be taken.
+    phases: records how long each part took.
+    """
     with tempfile.TemporaryDirectory(prefix="surefoot-") as temporary, silent_console() as console:
         folder = Path(temporary) / "run"
         config = config.model_copy(update={"output": str(folder)})
         with open_session(ALONE, config.parallel.timeout) as session:
             own = with_named(config)
-            run = prepare(config, FolderState(folder, "new"), console, own)
-            run, loaded, _ = load_and_check(run, session, own, console)
+            run = prepare(config, FolderState(folder, "new"), console, own, phases=phases)
+            run, loaded, _ = load_and_check(run, session, own, console, phases)
             run = with_models(run, loaded, ignore)
             try:
                 with closing(run.task), prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
