@@ -127,7 +127,7 @@ GOLDEN = """
 8B       chat rtx4090    lora-one cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 1x1
 8B       chat rtx4090    full     REFUSED model
 7B       2    a100       lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <unk> alpaca lora plain 16x1
-7B       2    T4         fp16-one REFUSED model
+7B       2    T4         fp16-one cuda fp16/fp16 scaler ieee sdpa:mem_efficient <unk> alpaca lora checkpointing 1x1
 7B       2    v100-32    fp16-one cuda fp16/fp16 scaler ieee sdpa:mem_efficient <unk> alpaca lora plain 1x1
 7B       2    a100       long     REFUSED data.max_length
 1B       chat rtx4090    lora     cuda bf16/bf16 unscaled tf32 sdpa:flash <|finetune_right_pad_id|> tokenizer lora plain 16x1

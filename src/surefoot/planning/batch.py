@@ -194,7 +194,8 @@ def _warn(
     longest: int,
     notes: Notes,
 ) -> None:
-    """Refuse a run that does not fit even without a token, because that is exact; only warn about the whole forecast.
+    """Refuse a run that is larger than the whole memory even without a token, because that is exact; only warn about
+    what exceeds the usable part of it.
 
     experts_frozen: the same workload with a mixture's experts frozen, if that is an option.
     forecast: of a number of examples, and if given a workload (`of`), a length, and checkpointing (`again`).
@@ -221,19 +222,21 @@ def _warn(
 
     room = f"{size_text(memory.usable(plan.available))} usable of {size_text(plan.available)}"
     needed = least(work)
-    if not memory.fits(needed):
-        parts = "weights, gradients and optimizer"
-        what = f"{parts} need {size_text(needed.total)} in micro-batches of any length, but there are {room}"
+    if needed.total > plan.available:
+        parts, there = "weights, gradients and optimizer", size_text(plan.available)
+        what = f"{parts} need {size_text(needed.total)} in micro-batches of any length, but there are {there}"
         if work.adapter and work.precision.base.value == "fp32":
             what += f"; the base is in fp32 ({work.precision.compute.reason})"
         fix = _smaller(work, lambda of: memory.fits(least(of)))
-        if experts_frozen and memory.fits(lighter := least(experts_frozen)):
+        if experts_frozen and (lighter := least(experts_frozen)).total <= plan.available:
             fix = f"set adapter.experts: false, which needs {size_text(lighter.total)}, or use a smaller model"
         notes.refuse("model", what, fix, NO_MEMORY)
         return
     lowered = {"batch.micro": forecast(1), "data.max_length": forecast(micro, length=0)}
     lower = [key for key, one in lowered.items() if memory.fits(one)]
-    if lower or plan.gradient_checkpointing.value:
+    if not memory.fits(needed):
+        advice = f"take other settings: micro-batches of any length need {size_text(needed.total)}"
+    elif lower or plan.gradient_checkpointing.value:
         advice = f"lower {' or '.join(lower) or 'batch.micro and data.max_length'}"
     else:
         advice = "set gradient_checkpointing: on"
