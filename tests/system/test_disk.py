@@ -20,6 +20,7 @@ ALLOWED = {
     ("methods/rewards/confined.py", "os.write"): "to a pipe, from a process that may import nothing",
     ("system/folder_lock.py", "os.write"): "the lock file, whose content only says who holds it",
     ("system/folder_lock.py", "os.ftruncate"): "the same",
+    ("planning/probes/child.py", "tempfile.TemporaryFile"): "what a probe's process says of its end; it has no name",
     ("planning/probes/kept.py", "mkdir"): EMPTY,
     ("report/trackers/adapters.py", "mkdir"): "a folder for what a tracker writes",
     ("models/convert/safetensors_file.py", "open"): STAGED,
