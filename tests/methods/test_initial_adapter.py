@@ -15,8 +15,10 @@ from helpers.faults import prints_fault
 from helpers.trained_runs import heron_config, heron_folder, heron_train, heron_trained
 from surefoot.commands.main import main
 from surefoot.config import load
+from surefoot.config.dump import plain_config
 from surefoot.config.load import check_config, load_config
-from surefoot.config.saved_shape import with_saved_shape
+from surefoot.config.resume_policy import diff_configs
+from surefoot.config.saved_shape import with_saved_shape, with_shape_of_then
 from surefoot.config.schema import AdapterConfig
 from surefoot.methods import initial, policy
 from surefoot.models import saved_adapter
@@ -240,6 +242,22 @@ def test_a_run_resumes_although_the_folder_is_gone(world):
     heron_trained(world, "resumed", duration="2 steps", checkpoint={"every": "1 steps"}, adapter=adapter)
     shutil.rmtree(world / "moved")
     heron_trained(world, "resumed", "--resume", duration="3 steps", checkpoint={"every": "1 steps"}, adapter=adapter)
+
+
+def check_earlier_run(world, then=with_shape_of_then):
+    """As a run of before kept its config: with the default of targets."""
+    now = plain_config(load_config(heron_config(world, "earlier", adapter={"initial": str(world / "saved")})).config)
+    before = now | {"adapter": now["adapter"] | {"targets": "all-linear"}}
+    assert [change.key for change in diff_configs(then(before), now)] == []
+
+
+def test_a_run_of_an_earlier_version_has_the_targets_that_it_had_to_have(world):
+    check_earlier_run(world)
+
+
+def test_twin_its_config_as_it_stands_looks_changed(world):
+    with pytest.raises(AssertionError, match=r"adapter\.targets"):
+        check_earlier_run(world, then=lambda data: data)
 
 
 def test_overwriting_a_run_does_not_take_its_start_away(world):

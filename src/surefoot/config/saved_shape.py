@@ -11,6 +11,7 @@ from surefoot.config.sections import PATTERN
 from surefoot.system import plain_files
 
 _MOST = 1 << 20  # bytes
+ALL_LINEAR = "all-linear"
 
 
 def with_saved_shape(data: dict[str, Any]) -> dict[str, Any]:
@@ -32,16 +33,30 @@ def with_saved_shape(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"adapter": shape | adapter}
 
 
+def with_shape_of_then(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of an earlier run as it would be read today: until 2026-11 `adapter.targets` kept its default
+    beside `adapter.initial`, whose targets it had to be.
+
+    data: plain config.
+    """
+    adapter = data.get("adapter")
+    if not isinstance(adapter, dict) or not adapter.get("initial") or adapter.get("targets") != ALL_LINEAR:
+        return data
+    left_out = {key: value for key, value in adapter.items() if key != "targets"}
+    found = with_saved_shape(data | {"adapter": left_out})
+    return data | {"adapter": adapter | found["adapter"]}
+
+
 def saved_shape(saved: dict[str, Any]) -> dict[str, Any]:
     """Return keys of `adapter` for PEFT's settings. Raises TypeError, ValueError or KeyError for others."""
     targets = saved["target_modules"]
-    if isinstance(targets, str) and targets != "all-linear":
+    if isinstance(targets, str) and targets != ALL_LINEAR:
         targets = [f"{PATTERN}{targets}"]
     return {
         "kind": "dora" if saved.get("use_dora") else "lora",
         "rank": int(saved["r"]),
         "alpha": float(saved["lora_alpha"]),
-        "targets": targets if targets == "all-linear" else sorted(targets),
+        "targets": targets if targets == ALL_LINEAR else sorted(targets),
         "rslora": bool(saved.get("use_rslora")),
         "modules_to_save": list(saved.get("modules_to_save") or ()),
     }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.dump import shown
 from surefoot.config.load import dump_config, plain_config
 from surefoot.config.resume_policy import Change, diff_configs
+from surefoot.config.saved_shape import with_shape_of_then
 from surefoot.config.schema import RunConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json
@@ -116,7 +117,7 @@ def _resume(config: RunConfig, folder: Path) -> FolderState:
     if checkpoint is None:
         return FolderState(folder, "resume")
     with _readable(folder / CONFIG):
-        saved = with_defaults(read_yaml(folder / CONFIG).data)
+        saved = with_defaults(with_shape_of_then(read_yaml(folder / CONFIG).data))
     changes = diff_configs(saved, plain_config(config))
     refused = [change for change in changes if change.policy == "refused"]
     if refused:
