@@ -27,6 +27,8 @@ OTHER_TOOLS = "interop/"  # whose own words for stages and losses are translated
 # The same letters with another meaning: (file, word) -> what it is there.
 OTHER_MEANINGS = {
     ("commands/evaluate.py", "reward"): "a subcommand",
+    ("commands/evaluate_answers.py", "reward"): "an argument of surefoot.train",
+    ("runs/custom.py", "reward"): "an argument of surefoot.train",
     ("config/resume_policy.py", "reward"): "a section of the config",
     ("config/resume_policy.py", "ppo"): "a section of the config",
     ("config/resume_policy.py", "grpo"): "a section of the config",
