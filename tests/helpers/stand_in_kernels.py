@@ -4,7 +4,12 @@ install("flash_attn_3", tmp_path, "right")     # a folder for sys.path and PYTHO
 install_liger(tmp_path, "right")               # the same for liger-kernel
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from surefoot.system.hardware import ATTENTION_PACKAGES
 
@@ -126,6 +131,23 @@ LIGER_KINDS = {
     "rotary wrong": ("rotary", "rope", _ROPE.replace("-sin), turned(dk", "sin), turned(dk")),
     "gated wrong": ("gated", "swiglu", _SWIGLU.replace("copy_(gradient)", "copy_(1.1 * gradient)")),
 }
+
+
+@contextmanager
+def liger_installed(folder: Path, kind: str = "right") -> Iterator[None]:
+    """Context in which the package can be imported. Nothing of it is left: what is imported counts as installed."""
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
+            del sys.modules[name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(install_liger(folder, kind))
+        forget()
+        try:
+            yield
+        finally:
+            forget()
 
 
 def install_liger(folder: Path, kind: str) -> Path:

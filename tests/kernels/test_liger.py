@@ -1,7 +1,5 @@
 """liger-kernel's rotations and gated activations, by a stand-in that overwrites what liger-kernel overwrites."""
 
-import sys
-
 import pytest
 import torch
 
@@ -12,10 +10,9 @@ FP32 = 1e-6  # of a tensor's norm; 1e-7 seen
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(stand_in_kernels.install_liger(tmp_path, "right"))
+def package(tmp_path):
+    with stand_in_kernels.liger_installed(tmp_path):
+        yield
 
 
 def numbers(*shape, seed=0):

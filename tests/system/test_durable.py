@@ -250,6 +250,21 @@ def test_only_what_killed_writes_left_is_cleared(tmp_path):
     assert files_under(tmp_path) == [".notes.tmp", ".replaced-checkpoint-3"]
 
 
+@pytest.mark.parametrize("failures", [1, 2], ids=["once", "twin: it never removes"])
+def test_require_writable_leaves_nothing_on_a_disk_that_fails_once(tmp_path, monkeypatch, failures):
+    real, left = durable.disk.remove_folder, [OSError(errno.EIO, "input/output error")] * failures
+
+    def failing(path):
+        if left:
+            raise left.pop()
+        real(path)
+
+    monkeypatch.setattr(durable.disk, "remove_folder", failing)
+    with pytest.raises(EnvironmentFault):
+        durable.require_writable(tmp_path / "run")
+    assert (list(tmp_path.iterdir()) == []) is (failures == 1)
+
+
 def test_require_writable_leaves_nothing(tmp_path):
     durable.require_writable(tmp_path / "a" / "b")
     assert files_under(tmp_path) == []

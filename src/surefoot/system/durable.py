@@ -278,7 +278,12 @@ def require_writable(folder: Path) -> None:
     probe = _hidden_beside(nearest_existing(Path(os.path.realpath(folder))) / "probe")
     with faults_named(folder):
         disk.make_folder(probe)
-        disk.remove_folder(probe)
+        try:
+            disk.remove_folder(probe)
+        except OSError:
+            with suppress(OSError):
+                disk.remove_folder(probe)  # a disk that fails once leaves nothing behind
+            raise
 
 
 def sha256_file(path: Path) -> str:

@@ -1,7 +1,5 @@
 """MLPs with liger-kernel's gated activation, by a stand-in that overwrites gate and up as liger-kernel does."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -20,10 +18,9 @@ FP32 = 2e-5  # of a gradient's norm; 1e-6 seen
 
 
 @pytest.fixture(autouse=True)
-def package(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(stand_in_kernels.install_liger(tmp_path, "right"))
+def package(tmp_path):
+    with stand_in_kernels.liger_installed(tmp_path):
+        yield
 
 
 def gradients(model):

@@ -1,6 +1,5 @@
 """The accuracy gate for norms and turns: ours pass and are timed, wrong ones do not and are not."""
 
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -73,19 +72,17 @@ def test_one_that_fails_is_named():
     assert "more" not in failure
 
 
-def of_a_gate(monkeypatch, tmp_path, kind, activation="silu"):
+def of_a_gate(tmp_path, kind, activation="silu"):
     """The probe of a GPU's gated activation, on a CPU, with a package that stands in."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(stand_in_kernels.install_liger(tmp_path, kind))
     sizes = PointwiseSizes(96, 4, 24, 2, 40, activation)
     request = PointwiseRequest(("norm", "rotary", "gated"), sizes, "fp32", "cpu")
-    return {trial.part: trial for trial in pointwise_trials(request, pointwise_ways("cuda"), budget=0.0)}
+    with stand_in_kernels.liger_installed(tmp_path, kind):
+        return {trial.part: trial for trial in pointwise_trials(request, pointwise_ways("cuda"), budget=0.0)}
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 def test_what_overwrites_its_inputs_is_timed_and_checked_with_fresh_ones(monkeypatch, tmp_path, activation):
-    found = of_a_gate(monkeypatch, tmp_path, "right", activation)
+    found = of_a_gate(tmp_path, "right", activation)
     assert list(found) == ["norm", "rotary", "gated"]
     for trial in found.values():
         assert (trial.failure, min(trial.plain, trial.fused) > 0) == ("", True)
@@ -94,5 +91,5 @@ def test_what_overwrites_its_inputs_is_timed_and_checked_with_fresh_ones(monkeyp
 
 @pytest.mark.parametrize("kind", ["rotary wrong", "gated wrong"])
 def test_twin_a_wrong_one_does_not_take_the_others_with_it(monkeypatch, tmp_path, kind):
-    found = of_a_gate(monkeypatch, tmp_path, kind)
+    found = of_a_gate(tmp_path, kind)
     assert [part for part, trial in found.items() if trial.failure] == [kind.split()[0]]
