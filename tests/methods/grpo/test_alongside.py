@@ -42,7 +42,7 @@ class Drawing:
     def __init__(self, world: Path):
         self.base = AutoModelForCausalLM.from_pretrained(world / "base").eval()
         self.adapters: dict[str, int] = {}
-        self.before_an_answer = lambda: None
+        self.before_an_answer = lambda prompt: None
 
     def reply(self, path, body):
         if path == "/v1/models":
@@ -56,7 +56,7 @@ class Drawing:
             return 200, "Success"
         prompt, asked = body["token_ids"], body["sampling_params"]
         if asked["temperature"] != 2.0:
-            self.before_an_answer()
+            self.before_an_answer(prompt)
         mixed = asked["seed"] ^ self.adapters.get(body["model"], 0)
         ids = [40 + (mixed >> place) % 97 for place in range(asked["max_tokens"])]
         with torch.no_grad():
@@ -135,7 +135,7 @@ def test_the_answers_of_the_next_rollout_are_drawn_during_the_update(world, tmp_
             asked.clear()
         return real(*args, **how)
 
-    def waits_for_an_update():
+    def waits_for_an_update(prompt):
         nonlocal first
         with lock:
             first += 1
@@ -183,7 +183,7 @@ def test_interrupted_while_a_server_is_silent_it_waits_for_nothing_and_goes_on_b
     """The twin draws again with the weights of the checkpoint, not with those that drew."""
     silent, goes_on, real = threading.Event(), threading.Event(), training_step.accumulate_gradients
 
-    def is_silent_in_the_third_rollout():
+    def is_silent_in_the_third_rollout(prompt):
         nonlocal answers
         with lock:
             answers += 1
@@ -240,7 +240,7 @@ def test_a_run_that_ends_leaves_no_thread_behind(world, tmp_path, monkeypatch, g
         assert asked.wait(STUCK)
         raise Killed
 
-    def holds():
+    def holds(prompt):
         nonlocal answers
         with lock:
             answers += 1
@@ -310,11 +310,10 @@ def test_a_server_scores_groups_while_others_are_drawn_and_no_bit_changes(world,
         judge, drawn, lock, scored = Judging(), [], threading.Lock(), threading.Event()
         judge.before = scored.set
 
-        def holds():
+        def holds(prompt):
             with lock:
-                drawn.append(name)
-                waits = len(drawn) > 4 and early
-            assert not waits or scored.wait(STUCK)
+                drawn.append(prompt)
+            assert prompt == drawn[0] or not early or scored.wait(STUCK)
 
         with drawing(world) as (address, server), answering(judge.reply) as judging:
             server.before_an_answer = holds
