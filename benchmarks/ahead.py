@@ -31,17 +31,34 @@ WORDS = ("heron", "river", "stone", "cloud", "lamp", "bridge", "apple", "garden"
 WARM_UP = 2  # rollouts that are not counted
 
 
+class JsonHandler(BaseHTTPRequestHandler):
+    """Answers in JSON, and says nothing on the screen."""
+
+    def asked(self) -> Any:
+        return json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+
+    def answer(self, value: Any) -> None:
+        raw = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 def serve(seconds: float, told: Any) -> None:
     """Answer as vLLM 0.32 without processed log-probabilities; puts the port into `told`."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
-            self._answer({"data": [{"id": "base"}]})
+            self.answer({"data": [{"id": "base"}]})
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+            body = self.asked()
             if self.path != "/inference/v1/generate":
-                self._answer("Success")
+                self.answer("Success")
                 return
             sampling = body["sampling_params"]
             ids = [20 + (sampling["seed"] >> place % 24) % 200 for place in range(sampling["max_tokens"])]
@@ -50,17 +67,7 @@ def serve(seconds: float, told: Any) -> None:
             content = [{"token_id": one, "logprob": -1.0, "top_logprobs": []} for one in ids]
             spans = [{"version": "default", "start": 0, "end": len(ids)}]
             choice = {"token_ids": ids, "logprobs": {"content": content}, "weight_versions": spans}
-            self._answer({"model": body["model"], "choices": [choice]})
-
-        def _answer(self, value: Any) -> None:
-            raw = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+            self.answer({"model": body["model"], "choices": [choice]})
 
     ThreadingHTTPServer.request_queue_size = 128  # all answers of a rollout are asked for at once
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,11 @@ from surefoot.methods.rewards import terms
 
 
 def grade(seconds: float, told: Any) -> None:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(ahead.JsonHandler):
         def do_POST(self) -> None:
-            answers = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["responses"]
+            answers = self.asked()["responses"]
             time.sleep(seconds * len(answers))
-            raw = json.dumps({"scores": [sum(letter in "aeiou" for letter in text) / 9 for text in answers]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+            self.answer({"scores": [sum(letter in "aeiou" for letter in text) / 9 for text in answers]})
 
     HTTPServer.request_queue_size = 128
     server = HTTPServer(("127.0.0.1", 0), Handler)

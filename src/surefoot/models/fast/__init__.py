@@ -7,8 +7,9 @@ undo()
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -30,3 +31,23 @@ class FastPath:
     install: Callable[[nn.Module], Undo]
     obstacle: Callable[[nn.Module], str] = lambda model: ""
     form: str = ""
+
+
+class FastForward(Protocol):
+    """A module and the forward that it is given."""
+
+    module: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def give_forwards(patched: Sequence[FastForward]) -> Undo:
+    """Give each module its fast forward; return the undo function."""
+    for one in patched:
+        one.module.forward = one.forward
+
+    def undo() -> None:
+        for one in patched:
+            del one.module.forward
+
+    return undo

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from surefoot.kernels import liger
 from surefoot.kernels.liger import FORMS, Gate
-from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo, give_forwards
 from surefoot.models.peft import LoraLinear
 from surefoot.planning.fast_paths import PROJECTIONS
 from surefoot.system.libraries import is_installed
@@ -32,15 +32,7 @@ def gated_path() -> FastPath:
 
 def install(model: nn.Module) -> Undo:
     """Give every MLP with a supported formula the fast forward; return the undo function."""
-    patched = list(_mlps(model))
-    for one in patched:
-        one.module.forward = one.forward
-
-    def undo() -> None:
-        for one in patched:
-            del one.module.forward
-
-    return undo
+    return give_forwards(list(_mlps(model)))
 
 
 def obstacle(model: nn.Module) -> str:

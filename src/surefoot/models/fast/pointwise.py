@@ -18,7 +18,7 @@ from torch import nn
 
 from surefoot.kernels import liger
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
-from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo, give_forwards
 from surefoot.models.fast.gated import gated_path
 from surefoot.planning.fast_paths import FUSED
 from surefoot.planning.plan import RunPlan
@@ -57,15 +57,8 @@ def install(model: nn.Module, norm: Normalize | None = rms_norm, rotate: Rotate 
     norm: (x [..., N], weight [N], form) -> [..., N]; None leaves norms as they are.
     rotate: (q, k, cos, sin) -> q, k; None leaves attention layers as they are.
     """
-    patched = [*(_norms(model, norm) if norm else ()), *(_rotary_layers(model, rotate) if rotate else ())]
-    for one in patched:
-        one.module.forward = one.forward
-
-    def undo() -> None:
-        for one in patched:
-            del one.module.forward
-
-    return undo
+    norms, rotations = _norms(model, norm) if norm else (), _rotary_layers(model, rotate) if rotate else ()
+    return give_forwards([*norms, *rotations])
 
 
 def obstacle(model: nn.Module) -> str:
