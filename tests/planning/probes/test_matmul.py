@@ -52,6 +52,21 @@ def test_the_largest_shape_is_sliced_to_what_shows_the_rate(recorded):
     assert 2**20 < full[0] * full[1] <= 2**21
 
 
+LAUNCH_BOUND = {"fp32": 2.9e11, "bf16": 3.2e11}  # 16 rows on an H200, whose bf16 is sixteen times as fast as its fp32
+
+
+def test_a_gpu_multiplies_the_full_shape_in_every_type(recorded):
+    tried = recorded(LAUNCH_BOUND)
+    product_rates([(4096, 14336)], torch.device("cuda"), dtypes=("fp32", "bf16"))
+    assert tried == [(4096, (4096, 14336), "fp32"), (4096, (4096, 14336), "bf16")]
+
+
+def test_twin_a_cpu_with_such_rates_does_not(recorded):
+    tried = recorded({dtype: rate / 100 for dtype, rate in LAUNCH_BOUND.items()})
+    product_rates([(4096, 14336)], CPU, dtypes=("fp32", "bf16"))
+    assert {rows for rows, _, _ in tried} == {16}
+
+
 def test_thread_count_and_random_state_are_left_as_they_were():
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     product_rates([(64, 64)], CPU, dtypes=("fp32",), budget=0.01)

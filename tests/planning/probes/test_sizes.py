@@ -147,7 +147,7 @@ def test_the_way_of_a_gpu_computes_what_it_says(monkeypatch, free):
 
 def test_a_part_stands_for_the_whole(monkeypatch):
     """Twin: without the scale the form that was given an eighth of the work would look the fastest."""
-    monkeypatch.setattr(attention, "seconds_or_failures", lambda runs, **how: (dict.fromkeys(runs, 1.0), {}))
+    monkeypatch.setattr(attention, "seconds_or_failures", lambda runs, device, **how: (dict.fromkeys(runs, 1.0), {}))
     request = AttentionRequest(("flash", "math"), 4, 4, 8, 640, "fp32", "cpu", rows=2)
     flash, math = attention_trials(request, limits=LIMITS["cuda"], free=16 * 2**20)
     assert (flash.seconds, math.seconds) == (1.0, 8.0)

@@ -6,8 +6,11 @@ What ends a form, and what ends the process: a GPU that nobody can use any more 
 import pytest
 import torch
 
+from surefoot.planning.probes import timing
 from surefoot.planning.probes.attention import check, check_cases
 from surefoot.planning.probes.timing import attempt, best_seconds, seconds_or_failures
+
+CPU = torch.device("cpu")
 
 
 class Bench:
@@ -31,31 +34,68 @@ class Bench:
 
 def test_the_best_of_runs_in_turns_without_the_first():
     bench = Bench(a=[0.1, 5, 3, 4], b=[9, 2, 2, 1])
-    best = best_seconds(bench.runs(), budget=100, rounds=3, clock=bench.clock)
+    best = best_seconds(bench.runs(), CPU, budget=100, rounds=3, clock=bench.clock)
     assert best == {"a": 3, "b": 1}
     assert bench.log == ["a", "b"] + ["a", "b"] * 3
 
 
 def test_when_the_budget_is_used_up_each_still_has_one_counted_run():
     bench = Bench(a=[1, 10, 1], b=[1, 7, 1])
-    assert best_seconds(bench.runs(), budget=1, rounds=3, clock=bench.clock) == pytest.approx({"a": 10, "b": 7})
+    assert best_seconds(bench.runs(), CPU, budget=1, rounds=3, clock=bench.clock) == pytest.approx({"a": 10, "b": 7})
     assert bench.log == ["a", "b", "a", "b"]
 
 
-def test_it_waits_for_the_device_before_and_after():
-    events = []
-    best_seconds(
-        {"a": lambda: events.append("run")},
-        budget=1,
-        rounds=1,
-        wait=lambda: events.append("wait"),
-        clock=lambda: 0.0,
-    )
-    assert events == ["run", "wait", "run", "wait"]
+class Queue:
+    """A GPU whose kernels begin when they are launched, or once the one before has ended."""
+
+    LAUNCH, KERNEL, CYCLES = 1.0, 0.1, 1e-6
+
+    def __init__(self, monkeypatch):
+        self.host = self.done = 0.0
+        for name in ("synchronize", "_sleep", "Event"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name.strip("_").lower()))
+
+    def kernel(self, seconds=KERNEL):
+        self.host += self.LAUNCH
+        self.done = max(self.done, self.host) + seconds
+
+    def sleep(self, cycles):
+        self.done = max(self.done, self.host) + cycles * self.CYCLES
+
+    def synchronize(self):
+        self.host = self.done = max(self.host, self.done)
+
+    def event(self, enable_timing):
+        return Mark(self)
+
+
+class Mark:
+    def __init__(self, queue):
+        self.queue = queue
+
+    def record(self):
+        self.at = max(self.queue.host, self.queue.done)
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def three_kernels(monkeypatch):
+    queue = Queue(monkeypatch)
+    return best_seconds({"a": lambda: [queue.kernel() for _ in range(3)]}, torch.device("cuda"), budget=1, rounds=1)
+
+
+def test_on_a_gpu_kernels_are_timed_and_not_their_launches(monkeypatch):
+    assert three_kernels(monkeypatch)["a"] == pytest.approx(3 * Queue.KERNEL)
+
+
+def test_twin_without_a_lead_launches_are_timed(monkeypatch):
+    monkeypatch.setattr(timing, "_AHEAD", 0)
+    assert three_kernels(monkeypatch)["a"] == pytest.approx(3 * Queue.LAUNCH + Queue.KERNEL)
 
 
 def test_nothing_to_time():
-    assert best_seconds({}, budget=1, rounds=3) == {}
+    assert best_seconds({}, CPU, budget=1, rounds=3) == {}
 
 
 BROKEN = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand advice")
@@ -105,14 +145,14 @@ def test_neither_the_check_nor_the_timing_blames_a_form_for_it():
         check(failing(BROKEN), check_cases(1, 8, "fp32", torch.device("cpu"))[:1], "fp32")
     for maker in (failing(BROKEN), lambda: failing(BROKEN)):
         with pytest.raises(torch.AcceleratorError):
-            seconds_or_failures({"flash": maker}, budget=0.0, rounds=1)
+            seconds_or_failures({"flash": maker}, CPU, budget=0.0, rounds=1)
 
 
 @pytest.mark.parametrize("where", ["made", "run"])
 def test_one_that_cannot_be_made_or_run_is_not_timed_and_the_rest_is(where):
     fails, log = failing(torch.OutOfMemoryError("OOM")), []
     makers = {"large": fails if where == "made" else lambda: fails, "small": lambda: lambda: None}
-    seconds, untimed = seconds_or_failures(makers, budget=0.0, rounds=1, begin=log.append)
+    seconds, untimed = seconds_or_failures(makers, CPU, budget=0.0, rounds=1, begin=log.append)
     assert list(seconds) == ["small"]
     assert list(untimed) == ["large"]
     assert untimed["large"].endswith(": OOM")

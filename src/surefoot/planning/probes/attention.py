@@ -103,8 +103,7 @@ def attention_trials(
             return partial(forward_backward, form(name), inputs(size))
 
         makers = {name: partial(run, name, part) for name, (_, part) in sizes.items() if part and not checked[name][0]}
-        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
+        seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
     found = []
     for name, (whole, part) in sizes.items():
         held = (whole, part) != alone[name]

@@ -107,8 +107,7 @@ def document_trials(
             return partial(_each, _runnable(rows[0]), rows)
 
         makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
-        wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        seconds, untimed = seconds_or_failures(makers, budget=budget, rounds=ROUNDS, wait=wait, begin=begin)
+        seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
     less = smaller_than_requested((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
     at = timed_at(less, held=taken != timed_documents(*requested, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)

@@ -1,8 +1,8 @@
 """Measure how fast this machine multiplies matrices of the model's shapes, by dtype and number of threads.
 
 On a CPU without instructions for 16-bit products bf16 can be hundreds of times slower than fp32; with them it is
-several times faster. So every dtype first multiplies something small, and one that would take too long skips the full
-shape. Dtypes are compared on one thread: waiting for a preempted thread would hide the difference. The number of
+several times faster. So there every dtype first multiplies something small, and one that would take too long skips the
+full shape. Dtypes are compared on one thread: waiting for a preempted thread would hide the difference. The number of
 threads is measured separately: more threads than cores wait for each other, and so do threads of a container that may
 use fewer cores than it sees.
 
@@ -74,9 +74,11 @@ def fp32_products(how: Literal["ieee", "tf32"]) -> Iterator[None]:
 def _small_then_full(
     largest: tuple[int, int], device: torch.device, dtypes: Sequence[DType], budget: float
 ) -> dict[DType, float]:
-    small = _rates(_SMALL_ROWS, slice_of(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
     limits = LIMITS[device.type]
     rows, shape = limits.product_rows, slice_of(largest, limits.product_numbers)
+    if device.type == "cuda":  # no GPU is that slow, and small products would tell the time of a launch
+        return _rates(rows, shape, device, dtypes, budget, rounds=20)
+    small = _rates(_SMALL_ROWS, slice_of(largest, _SMALL_NUMBERS), device, dtypes, budget / 5, rounds=3)
     quick: list[DType] = [dtype for dtype in small if 2 * rows * shape[0] * shape[1] / small[dtype] <= budget]
     return small | _rates(rows, shape, device, quick, budget, rounds=20)
 
@@ -104,8 +106,7 @@ def _rates(
         except RuntimeError:  # not supported on this device
             continue
         runs[dtype] = lambda left=left, right=right: F.linear(left, right)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    seconds = best_seconds(runs, budget=budget, rounds=rounds, wait=wait)
+    seconds = best_seconds(runs, device, budget=budget, rounds=rounds)
     return {dtype: 2 * rows * inputs * outputs / seconds[dtype] for dtype in runs}
 
 
@@ -128,7 +129,7 @@ def thread_rates(shape: tuple[int, int], counts: Sequence[int], *, budget: float
     before = torch.get_num_threads()
     try:
         runs = {str(count): partial(_product, count, x, weight) for count in counts}
-        seconds = best_seconds(runs, budget=budget, rounds=20)
+        seconds = best_seconds(runs, torch.device("cpu"), budget=budget, rounds=20)
     finally:
         torch.set_num_threads(before)
     return {count: 2 * _ROWS * inputs * outputs / seconds[str(count)] for count in counts}

@@ -119,8 +119,7 @@ def _trial(part: str, ways_of: _WaysOf, rows: int, request: PointwiseRequest, bu
         "plain": lambda: partial(_pass, timed()[0], timed()[2]),
         "fused": lambda: partial(_pass, timed()[1], timed()[2]),
     }
-    wait = torch.cuda.synchronize if request.device == "cuda" else lambda: None
-    seconds, failures = seconds_or_failures(makers, budget=budget, rounds=_ROUNDS, wait=wait)
+    seconds, failures = seconds_or_failures(makers, torch.device(request.device), budget=budget, rounds=_ROUNDS)
     if failures:
         return PointwiseTrial(part, 0.0, 0.0, next(iter(failures.values())), errors)
     return PointwiseTrial(part, seconds["plain"], seconds["fused"], "", errors)

@@ -1,7 +1,8 @@
 """Shared code of the probes: timing with a budget, limits of the timed shapes, random inputs, and failed trials.
 
 The best of many short runs counts, because other programs disturbed it least; candidates take turns, so that a slow
-second does not hit only one of them. The first run of each is a warm-up and does not count.
+second does not hit only one of them. The first run of each is a warm-up and does not count. On a GPU the kernels' own
+time counts, as in a step whose launches run ahead of them.
 
 On a CPU attention is timed with small shapes: every token and head costs the same. On a GPU small shapes would measure
 launches, not computation; so the run's own shapes are timed there, as far as memory and the operations of one pass
@@ -35,9 +36,8 @@ def copy_rate(device: torch.device, *, budget: float = 0.1) -> float:
     size = LIMITS[device.type].copy_bytes
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     with one_thread():
-        seconds = best_seconds({"copy": lambda: target.copy_(source)}, budget=budget, rounds=20, wait=wait)
+        seconds = best_seconds({"copy": lambda: target.copy_(source)}, device, budget=budget, rounds=20)
     return 2 * size / seconds["copy"]
 
 
@@ -136,17 +136,18 @@ def one_thread() -> Iterator[None]:
 
 def best_seconds(
     runs: Mapping[str, Callable[[], object]],
+    device: torch.device,
     *,
     budget: float,
     rounds: int,
-    wait: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
     """Return the seconds of the best run by name.
 
     budget: total seconds; each name gets one counted run even if they are used up.
-    wait: synchronizes the device, so that a run is timed to its end.
+    clock: of the budget, and of the runs on a CPU.
     """
+    timed = _on_gpu if device.type == "cuda" else partial(_by_clock, clock)
     end = clock() + budget
     best: dict[str, float] = {}
     for run in runs.values():
@@ -154,18 +155,17 @@ def best_seconds(
     for _ in range(rounds):
         for name, run in runs.items():
             if name in best and clock() > end:
-                return best | {name: _timed(run, wait, clock) for name, run in runs.items() if name not in best}
-            best[name] = min(best.get(name, float("inf")), _timed(run, wait, clock))
+                return best | {name: timed(run) for name, run in runs.items() if name not in best}
+            best[name] = min(best.get(name, float("inf")), timed(run))
     return best
 
 
 def seconds_or_failures(
     makers: Mapping[str, Callable[[], Callable[[], object]]],
+    device: torch.device,
     *,
     budget: float,
     rounds: int,
-    wait: Callable[[], object] = lambda: None,
-    clock: Clock = time.perf_counter,
     begin: Callable[[str], object] = lambda name: None,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Like `best_seconds` for those that run, and the reasons of the others: another program may take the memory before
@@ -188,13 +188,27 @@ def seconds_or_failures(
 
     made = {name: tried(name, make) for name, make in makers.items()}
     runs = {name: partial(tried, name, run) for name, run in made.items() if callable(run)}
-    found = best_seconds(runs, budget=budget, rounds=rounds, wait=wait, clock=clock)
+    found = best_seconds(runs, device, budget=budget, rounds=rounds)
     return {name: seconds for name, seconds in found.items() if name not in failures}, failures
 
 
-def _timed(run: Callable[[], object], wait: Callable[[], object], clock: Clock) -> float:
-    wait()
+def _by_clock(clock: Clock, run: Callable[[], object]) -> float:
     start = clock()
     run()
-    wait()
     return clock() - start
+
+
+_AHEAD = 4_000_000  # clock cycles of a GPU, 2 ms: more than the launches of a run take
+
+
+def _on_gpu(run: Callable[[], object]) -> float:
+    """Seconds of the run's kernels. The GPU is kept busy while they are launched: a launch takes longer than a small
+    kernel, and would otherwise be what is timed."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_AHEAD)
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000

@@ -155,6 +155,7 @@ def pretend(cuda) -> None:
         "memory_stats": stats,
         "reset_peak_memory_stats": lambda *args: device().reset_peak(),
         "synchronize": lambda *args: device().synchronize(),
+        "_sleep": constant(None),
         "clock_rate": constant(1980),
         "stream": lambda one: one or stream,
         "Stream": Stream,
