@@ -6,8 +6,10 @@
 Read are YAML and JSON files that a tool claims, and commands in shell files, READMEs and comments. A fate is one of
 complete (every setting carried over), leftovers (some changed or without counterpart), refused, absent (a command whose
 config is neither in the folder nor beside the file that quotes it), other (evaluation, generation: no training) and
-crashed. No command runs. A value is lost if another value in its place gives the same translation, and no note says so:
-neither a reason on the setting itself, nor that a setting around it has no counterpart.
+crashed. No command runs. A command is read in the nearest folder above its file that has its program; sentences and
+commands with placeholders are left out, and the arguments of a shell file are 1. A value is lost if another value in
+its place gives the same translation, and no note says so: neither a reason on the setting itself, nor that a setting
+around it has no counterpart.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import json
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ CONFIGS, TEXTS = (".yaml", ".yml", ".json"), (".sh", ".md", ".mdx", ".rst", ".qm
 MOST_BYTES = 200_000  # larger ones are data
 TRAINS = {"base_model", "learning_rate", "model", "model_name_or_path"}  # every config of a training has one
 FATES = ("complete", "leftovers", "refused", "absent", "other", "crashed")
-_ABSENT, _OTHER = ("No such file or directory", "is a config inside torchtune"), ("is no training",)
+_ABSENT = ("No such file or directory", "is a config inside torchtune")
+_OTHER = ("is no training", "names no program", "runs inline code")
 _STARTS = re.compile(
     r"(?:\w+=\S* +)*(?:accelerate launch|axolotl train|deepspeed|lmf|llamafactory-cli|python3?|swift|torchrun|trl"
     r"|tune run)\s"
@@ -45,6 +48,7 @@ _STARTS = re.compile(
 _MARKS = re.compile(r"^[\s#>$%*`]+|`+\s*$")
 _SET = re.compile(r"""(?:export\s+)?([A-Za-z_]\w*)=("[^"]*"|'[^']*'|\S*)\s*;?""")
 _USED = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_PLACEHOLDER = re.compile(r"\.\.\.|[-→]|<\w+>|\{\w+\}")
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\[\d+\]|(?<![\w.])-?\d[\d.e-]*")
 Translate = Callable[[Any], Translation]
 
@@ -89,13 +93,27 @@ def read_folder(folder: Path) -> Iterator[Item]:
             if path.suffix in CONFIGS and (item := of_file(path.as_posix(), text, options)) is not None:
                 yield item
             for words in commands(text) if path.suffix in TEXTS else ():
-                item = None if tuple(words) in seen else of_command(path.as_posix(), words, options)
-                seen.add(tuple(words))
+                place = start_of(words, path)
+                if (place, *words) in seen:
+                    continue
+                seen.add((place, *words))
+                item = in_folder(place, path, words, options)
                 if item is not None and item.fate == "absent":
-                    with contextlib.chdir(path.parent):
-                        item = of_command(path.as_posix(), words, options)
+                    item = in_folder(path.parent.as_posix(), path, words, options)
                 if item is not None:
                     yield item
+
+
+def start_of(words: list[str], path: Path) -> str:
+    """Return the nearest folder above a file that has the script which the command starts, else the folder itself."""
+    script = next((word for word in words if word.endswith(".py")), None)
+    folders = [one.as_posix() for one in path.parents] if script else []
+    return next((one for one in folders if (Path(one) / str(script)).is_file()), ".")
+
+
+def in_folder(place: str, path: Path, words: list[str], options: Options) -> Item | None:
+    with contextlib.chdir(place):
+        return of_command(path.as_posix(), words, replace(options, folder=Path.cwd().as_posix()))
 
 
 def of_file(path: str, text: str, options: Options) -> Item | None:
@@ -242,14 +260,25 @@ def commands(text: str) -> Iterator[list[str]]:
     for line in joined.splitlines():
         line = _MARKS.sub("", line)
         if (found := _SET.fullmatch(line.strip())) is not None:
-            variables[found[1]] = found[2].strip("\"'")
+            variables[found[1]] = _filled(found[2].strip("\"'"), variables)
         elif _STARTS.match(f"{line} "):
-            plain = re.split(r"\s+(?:[|&;>]|2>)|`", line)[0]
-            plain = _USED.sub(lambda use: variables.get(use[1] or use[3], use[2] or ""), plain)
+            plain = re.split(r"\s+(?:[|&;>]|2>)|\|tee|`", line)[0]
             try:
-                yield shlex.split(plain, comments=True)
+                words = shlex.split(_filled(plain, variables), comments=True)
             except ValueError:
                 continue  # a sentence with an apostrophe
+            if not any(map(_PLACEHOLDER.fullmatch, words)):
+                yield words
+
+
+def _filled(text: str, variables: Mapping[str, str]) -> str:
+    """Put in the variables' values; an argument of the shell file, which may be a number, is 1."""
+
+    def value(use: re.Match[str]) -> str:
+        name = use[1] or use[3]
+        return variables.get(name, use[2] or ("1" if name.isdigit() else ""))
+
+    return _USED.sub(value, text)
 
 
 def _reasons(error: SurefootError) -> tuple[str, ...]:

@@ -251,3 +251,12 @@ def test_phases_share_no_record_though_they_learn_different_things(run):
 def test_twin_parts_of_several_shuffles_overlap():
     parts = [part_of(270, [2, 4, 4], take, SEED + take) for take in (1, 2, 3)]
     assert sorted(np.concatenate(parts)) != list(range(270))
+
+
+def test_a_pair_is_left_out_whole(run):
+    values = [pair(0), pair(1), pair(0), pair(2, worse=1), pair(3, better=1)]
+    assert {one.number for one in map(run(values, "pairs", unique=True).train.__getitem__, range(8))} == {1, 2, 4, 5}
+    shortest = int(run(values, "pairs").train.lengths.reshape(-1, 2).min(axis=1)[3:].max()) + 1
+    data = run(values, "pairs", min_length=shortest).train
+    check_pairs(data)
+    assert [data[2 * number].number for number in range(len(data) // 2)] == [1, 2, 3]

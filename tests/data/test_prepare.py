@@ -674,3 +674,39 @@ def test_another_template_reads_the_records_once_more(run, tmp_path, monkeypatch
     assert same(data.train, alone.train)
     assert (data.audit.source.template, data.audit.source.used) == ("vicuna", 10)
     assert data.template_reason != alone.template_reason == ""
+
+
+def kept_there(examples: TokenizedDataset, shortest: int) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    """What Axolotl keeps with min_sample_len and dataset_exact_deduplication."""
+    seen: list[tuple[tuple[int, ...], tuple[bool, ...]]] = []
+    for index in range(len(examples)):
+        row = tuple(examples[index].ids.tolist()), tuple(examples[index].supervised.tolist())
+        if len(row[0]) >= shortest and row not in seen:
+            seen.append(row)
+    return seen
+
+
+@pytest.mark.parametrize("shortest", [1, 30])
+def test_short_examples_and_copies_are_left_out_before_any_are_held_out(run, tmp_path, shortest):
+    long = {"instruction": "Count!", "output": " ".join(map(str, range(30)))}
+    files = [
+        write(tmp_path / "a.jsonl", [*records(6), long, *records(3), *[long | {"input": f"{n}"} for n in range(4)]]),
+        write(tmp_path / "b.jsonl", [long, long | {"output": "1 2"}, long | {"input": "b"}, *records(4, start=5)]),
+    ]
+    whole, chosen = run(files), run(files, min_length=shortest, unique=True)
+    expected = kept_there(whole.train, shortest)
+    assert kept_there(chosen.train, 1) == expected
+    assert len(chosen.train) == len(expected) < len(whole.train)
+    assert chosen.audit.duplicates == 0 < whole.audit.duplicates
+    assert sum(chosen.mixture.counts) == len(expected)
+    halves = run(files, 3, min_length=shortest, unique=True)
+    assert len(halves.train) + 3 == len(expected)
+    assert halves.eval_audit.overlap == 0 < run(files, 9).eval_audit.overlap
+
+
+def test_a_source_that_has_only_copies_or_short_examples_is_named(run, file, tmp_path):
+    again = write(tmp_path / "again.jsonl", records(5))
+    with raises_fault("SF-DATA-LENGTH", "data.unique"):
+        run([file, again], unique=True)
+    with raises_fault("SF-DATA-LENGTH", "data.min_length"):
+        run([file, again], min_length=150)

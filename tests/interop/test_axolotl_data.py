@@ -89,3 +89,30 @@ def test_a_number_may_have_underscores() -> None:
     """As in YAML 1.1, which Axolotl reads."""
     assert numbers("sequence_len: 500_000").config["data"]["max_length"] == 500_000
     assert numbers("sequence_len: 500").config["data"]["max_length"] == 500
+
+
+BOTH = {"min_length": 40, "unique": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected", "outcomes"),
+    [
+        ({}, BOTH, ("carried", "carried")),
+        ({"test_datasets": [{"path": "d.json", "type": "alpaca"}]}, BOTH, ("changed", "changed")),
+        ({"skip_prepare_dataset": True}, {}, ("listed", "listed")),
+        (
+            {"rl": "dpo", "datasets": [{"path": "d.json", "type": "chatml.intel"}]},
+            {"unique": True},
+            ("listed", "carried"),
+        ),
+    ],
+)
+def test_examples_are_left_out_where_axolotl_leaves_them_out(
+    more: dict[str, Any], expected: dict[str, Any], outcomes: tuple[str, str]
+) -> None:
+    """`handle_long_seq_in_dataset` and `deduplicate_and_log_datasets`; tests/data/test_prepare.py compares examples."""
+    names = ("min_sample_len", "dataset_exact_deduplication")
+    found = axolotl(**(dict(zip(names, (40, True), strict=True)) | more))
+    data = found.config["data"]
+    assert {name: data[name] for name in ("min_length", "unique") if name in data} == expected
+    assert tuple(outcome(found, name) for name in names) == outcomes

@@ -227,7 +227,6 @@ def test_losses_of_pairs_are_torchtunes(loss: dict[str, Any]) -> None:
     [
         ({"loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}}, "loss._component_"),
         ({"dataset": {"_component_": "torchtune.datasets.alpaca_dataset"}}, "loss._component_"),
-        ({"ref_checkpointer": {"checkpoint_dir": "other"}}, "ref_checkpointer.checkpoint_dir"),
         ({"dataset": PAIRS["dataset"] | {"train_on_input": True}}, "dataset.train_on_input"),
     ],
 )
@@ -235,8 +234,10 @@ def test_pairs_of_another_kind_are_refused(more: dict[str, Any], place: str) -> 
     assert refused(**(PAIRS | more)) == {place}
 
 
-def test_the_reference_is_the_model_itself() -> None:
-    assert tune(**PAIRS, ref_checkpointer={"checkpoint_dir": "m/"}).config["stage"] == "dpo"
+@pytest.mark.parametrize(("folder", "expected"), [("m/", None), ("other", "other")])
+def test_the_reference_is_the_model_itself_or_the_one_that_is_named(folder: str, expected: str | None) -> None:
+    config = tune(**PAIRS, ref_checkpointer={"checkpoint_dir": folder}).config
+    assert config["alignment"].get("reference") == expected
 
 
 def test_processes_that_divide_layers_share_a_batch() -> None:

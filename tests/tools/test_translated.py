@@ -62,6 +62,25 @@ def test_every_config_and_command_is_counted_once(folder: Path) -> None:
     assert lines[1].split() == ["Axolotl", "commands", "2", "2", "0", "0", "0", "0", "0", "0"]
 
 
+def test_a_command_is_read_where_its_program_is(tmp_path: Path) -> None:
+    for step in ("step1_supervised_finetuning", "step2_dpo_finetuning"):
+        script = tmp_path / step / "scripts/run.sh"
+        script.parent.mkdir(parents=True)
+        (tmp_path / step / "main.py").touch()
+        script.write_text(
+            "MODEL=$1\ndeepspeed main.py --model_name_or_path $MODEL --zero_stage ${2:-0} --data_path d.json\n"
+            "deepspeed main.py ... --zero_stage 1\ndeepspeed main.py --model_name_or_path <model> --zero_stage 1\n"
+            "python -c 'import torch'\n"
+        )
+    items = sorted((item.tool, item.fate, item.name) for item in translated.read_folder(tmp_path))
+    words = "deepspeed main.py --model_name_or_path 1 --zero_stage 0 --data_path d.json"
+    assert items[:2] == [
+        ("DeepSpeed-Chat step 1 commands", "leftovers", f"step1_supervised_finetuning/scripts/run.sh: {words}"),
+        ("DeepSpeed-Chat step 2 with DPO commands", "leftovers", f"step2_dpo_finetuning/scripts/run.sh: {words}"),
+    ]
+    assert [(tool, fate) for tool, fate, _ in items[2:]] == [("launchers", "other")]
+
+
 def _translate(data: dict[str, Any]) -> Translation:
     return translate_file("a.json", json.dumps(data), [], Options())
 

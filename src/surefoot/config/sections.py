@@ -106,6 +106,10 @@ class DataConfig(Section):
     )
     """Maximum tokens per example. Longer examples lose prompt tokens first, down to a quarter of this length, then the
     end of the answer. auto: 2048, or the model's maximum if it is smaller. model: the model's maximum."""
+    min_length: Count = 1
+    """Leave out training examples with fewer tokens than this; of a pair, if either answer's row has fewer."""
+    unique: bool = False
+    """Leave out training examples whose tokens and labels equal those of an earlier one, before any are held out."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of every training source without its own max_samples."""
     train_on: Literal["responses", "last", "completion", "everything", "by-record"] = "responses"

@@ -82,6 +82,8 @@ def prepare_data(
     max_pixels: int | None = None,
     pictures: bool = True,
     after_prompt: bool = False,
+    min_length: int = 1,
+    unique: bool = False,
 ) -> PreparedData:
     """Tokenize the data (or load it from the cache), split, mix and audit it.
 
@@ -102,6 +104,7 @@ def prepare_data(
     max_pixels: limit per picture; None: the limit of the model's processor.
     pictures: whether the method can train on pictures.
     after_prompt: refuse records of token ids that mark no prompt.
+    min_length, unique: leave out training examples with fewer tokens, and later copies; before any are held out.
 
     Raises InputError for anything wrong with the data.
     """
@@ -131,6 +134,8 @@ def prepare_data(
     settings, kept, reason = _load_all(specs, settings, cache)
     eval_settings, held_out = _load_evaluation(eval_specs, settings, kept, cache)
     kept, held_out = ([with_share(one, seed) for one in loaded] for loaded in (kept, held_out))
+    kept = without_short(kept, min_length, kind)
+    kept = without_copies(kept, kind) if unique else kept
     if isinstance(evaluation, int | float):
         kept, held_out = hold_out(kept, evaluation, seed)
     sources = _audits(kept, settings, pad_id)
@@ -357,6 +362,33 @@ def with_share(one: LoadedSource, seed: int) -> LoadedSource:
         what = f"{one.name} has no usable example in {words}"
         raise InputError(Fault("data.train.share", what, "use another part, or make it larger", code="SF-DATA-SHARES"))
     return found
+
+
+def without_short(loaded: Sequence[LoadedSource], min_length: int, kind: Kind) -> list[LoadedSource]:
+    """Leave out items with a row of fewer than `min_length` tokens."""
+    size = rows_per_item(kind)
+    short = [np.flatnonzero(one.examples.lengths.reshape(-1, size).min(axis=1) < min_length) for one in loaded]
+    return _without_items(loaded, short, "data.min_length", f"shorter than {min_length} tokens", size)
+
+
+def without_copies(loaded: Sequence[LoadedSource], kind: Kind) -> list[LoadedSource]:
+    """Leave out items with the tokens and labels of an earlier one, also of an earlier source."""
+    copies = copies_in([item_fingerprints(one.examples, kind) for one in loaded])
+    return _without_items(loaded, copies, "data.unique", "copies of earlier ones", rows_per_item(kind))
+
+
+def _without_items(
+    loaded: Sequence[LoadedSource], places: Sequence[np.ndarray], key: str, what: str, size: int
+) -> list[LoadedSource]:
+    """Leave out the items at these places. Raises InputError if a source then has none. size: examples of an item."""
+    left = []
+    for one, gone in zip(loaded, places, strict=True):
+        if len(gone) * size == len(one.examples):
+            fix = "leave the source out, or change the key"
+            raise InputError(Fault(key, f"all examples of {one.name} are {what}", fix, code="SF-DATA-LENGTH"))
+        rest = np.delete(np.arange(len(one.examples)).reshape(-1, size), gone, axis=0).ravel()
+        left.append(_with_part(one, rest, f"without {len(gone):,} {what}") if len(gone) else one)
+    return left
 
 
 def _with_part(one: LoadedSource, indices: np.ndarray, part: str, *, forget: bool = False) -> LoadedSource:

@@ -73,6 +73,8 @@ def prepare_examples(
         max_pixels=data.max_pixels,
         pictures=config.method.pictures,
         after_prompt=config.method.weighs_answers,
+        min_length=data.min_length,
+        unique=data.unique,
     )
     return _without_read(config, prepared) if config.stage == "grpo" else prepared
 

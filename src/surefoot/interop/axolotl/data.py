@@ -339,6 +339,18 @@ def _set_ends(draft: Draft, templates: list[str]) -> None:
                    "the end that the template writes behind an answer is learned", "data.template")  # fmt: skip
 
 
+def _set_chosen(draft: Draft, *, supervised: bool) -> None:
+    """Set which examples are left out: with skip_prepare_dataset (pictures) Axolotl leaves out none."""
+    why = "test_datasets keep theirs here" if draft.given("test_datasets") else ""
+    prepared = not draft["skip_prepare_dataset"]
+    reads = {"min_sample_len": prepared and supervised, "dataset_exact_deduplication": prepared}
+    for name, is_read in reads.items():
+        if is_read and draft[name]:
+            draft.set(draft.rows[name].keys[0], draft[name], name, why=why)
+        else:
+            draft.drop("Axolotl does not read it here" if draft[name] else "is off or not set", name)
+
+
 def set_data(draft: Draft) -> None:
     """Set data.train, data.eval, data.template and the stage."""
     method = method_of(draft)
@@ -360,6 +372,7 @@ def set_data(draft: Draft) -> None:
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *([name] if stage is None else []))
     draft.set("data.train", short_sources(train.sources), name, why=_STREAMED if streams else "")
     draft.note("streaming", "changed", "the data are read whole, and shuffled whole in every epoch")
+    _set_chosen(draft, supervised=stage is None)
     if stage == "grpo":
         _set_prompts(draft, train.sources)
         return

@@ -130,6 +130,9 @@ _ROWS: tuple[Row, ...] = (
           back=back.longest),
     joint("excess_length_strategy", None, ("data.max_length",), "surefoot does truncate", type=text,
           back=lambda ours: "truncate"),
+    joint("min_sample_len", None, ("data.min_length",), "supervised training alone", type=whole,
+          back=unless("data.min_length", 1)),
+    joint("dataset_exact_deduplication", False, ("data.unique",)),
     joint("train_on_inputs", False, ("data.train_on",), back=equals("data.train_on", "everything")),
     joint("sample_packing", False, ("batch.row_tokens",),
           "rows of sequence_len tokens, or micro_batch_size times that", back=differs("batch.row_tokens", None)),
@@ -295,8 +298,8 @@ _ROWS: tuple[Row, ...] = (
               "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
               "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
               "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
-              "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets dataset_exact_deduplication "
-              "push_dataset_to_hub dataloader_drop_last max_prompt_len min_sample_len eval_sequence_len "
+              "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
+              "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
               "auto_find_batch_size batch_flattening sage_attention s2_attention embedding_lr embedding_lr_scale "
               "optim_args optim_target_modules lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio "
               "lr_div_factor lr_groups adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message "

@@ -15,7 +15,7 @@ from surefoot.interop.trainer import set_schedule_name
 
 OUTPUT = "./output"
 _ALONE = "one process holds everything: nothing is sharded"
-ONE_OR_THE_OTHER = "the original trains all weights and LoRA; surefoot trains either"
+BESIDE = "the original also trains all that has no LoRA (embeddings, norms, biases, head), at a rate of its own"
 _GROUPS = "there is one rate, as with LoRA only a reward model's head trains as well"
 _AGAIN = "resumes from the newest checkpoint in output_dir, if any; the original starts over and overwrites it"
 
@@ -155,7 +155,7 @@ def set_lora(draft: Draft, prefix: str) -> None:
         return
     if not draft[alone]:
         fix = f"add --{alone}, or leave out --{rank} to train all weights"
-        draft.refuse(rank, ONE_OR_THE_OTHER, fix)
+        draft.refuse(rank, BESIDE, fix)
         return
     draft.set("adapter.kind", "lora", rank, alone)
     draft.set("adapter.rank", draft[rank], rank)
@@ -296,7 +296,7 @@ def _set_critic(draft: Draft, actor: bool) -> None:
         draft.note(place, "carried", "", key)
         return
     if not draft[alone]:
-        draft.refuse(rank, ONE_OR_THE_OTHER, f"add --{alone}, or leave out --{rank} to train all weights")
+        draft.refuse(rank, BESIDE, f"add --{alone}, or leave out --{rank} to train all weights")
         return
     draft.set(f"{key}.kind", "lora", rank, alone)
     draft.set(f"{key}.rank", draft[rank], rank)

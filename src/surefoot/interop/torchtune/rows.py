@@ -117,7 +117,7 @@ _ROWS: tuple[Row, ...] = (
     joint("loss.beta", 0.1, ("alignment.beta",), "of DPOLoss"),
     joint("loss.gamma", 0.1, ("alignment.beta",), "of RSOLoss"),
     joint("loss.label_smoothing", 0.0, ("alignment.label_smoothing",), "of DPOLoss"),
-    joint("ref_checkpointer.checkpoint_dir", None, ("alignment.reference",), "the model itself", type=text),
+    joint("ref_checkpointer.checkpoint_dir", None, ("alignment.reference",), "the model itself, or another", type=text),
     *(listed(f"ref_checkpointer.{name}", None, about) for name, about in _TEACHER.items()),
     listed("loss.num_output_chunks", None, _MEMORY),
     listed("teacher_model._component_", None, _LIBRARY),

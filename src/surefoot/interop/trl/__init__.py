@@ -33,6 +33,7 @@ from surefoot.method_facts.losses import OTHER_WAYS
 
 NAME = "TRL"
 LATER = ("distillation",)
+_NO_TRAINING = ("env", "vllm-serve")
 _SCRIPTS = {
     "reward_modeling.py": "reward",
     "dpo_online.py": "online_dpo",
@@ -45,6 +46,7 @@ ALIASES = {
     "torch_dtype": "dtype",
     "max_seq_length": "max_length",
     "dataset_train_name": "dataset_train_split",
+    "hub_model_revision": "hub_revision",
     **GROUP_ALIASES,
 }
 ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
@@ -228,11 +230,8 @@ def from_command(command: Command, options: Options) -> Translation:
     elif command.name.startswith(_MODULE):
         method = command.name.removeprefix(_MODULE)
     if method != "sft" and method not in METHODS:
-        what = (
-            "is not translated; write a surefoot config"
-            if method in LATER
-            else "is not a training method that surefoot can translate"
-        )
+        what = "is no training" if method in _NO_TRAINING else "is not a training method that surefoot can translate"
+        what = "is not translated; write a surefoot config" if method in LATER else what
         fix = OTHER_WAYS.get(method, f"supported: sft, {', '.join(METHODS)}")
         raise command_error(f"trl {method}".strip(), what, fix)
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
