@@ -12,7 +12,7 @@ import pytest
 
 from helpers.faults import gives, raises_fault
 from surefoot.report import log_copies
-from surefoot.report.events import EVENTS, SAMPLES, append_event, append_samples, cut_events
+from surefoot.report.events import EVENTS, append_event, cut_events
 from surefoot.report.flight import FLIGHT, FlightRing
 from surefoot.report.log_copies import LogCopies, check_logs, has_copies, mend_logs
 from surefoot.report.trainer_log import NAME as LOG
@@ -164,12 +164,10 @@ def test_an_evaluation_that_is_done_again_is_in_no_copy(run):
     """A signal asked for it, so the checkpoint of the step was written before the evaluation that is due."""
     run.steps(2)
     append_row(run.folder / LOG, {"current_steps": 2, "eval_loss": 1.0})
-    append_samples(run.folder, 2, [("say", "heron")])
     checkpoint = run.save(evaluated=False)
     shutil.copytree(run.folder, run.folder.with_name("going on"))
     assert faults(run.folder.with_name("going on"), checkpoint) == {}  # the run goes on: the row stays
     run.resume(2, evaluated=False)
-    assert SAMPLES not in {check.name for check in check_logs(run.folder, checkpoint)}
     assert faults(run.folder, checkpoint) == {}
     run.steps(2)
     assert faults(run.folder, run.save()) == {}
@@ -229,7 +227,7 @@ def test_equal_logs_make_equal_bytes(run, tmp_path):
 
 @pytest.mark.parametrize("limited", [False, True], ids=["", "twin: as other files are read"])
 def test_a_log_of_any_size_is_read_whole(run, monkeypatch, limited):
-    """answers.jsonl has gigabytes; what is not read would not be written again."""
+    """What is not read would not be written again."""
     monkeypatch.setattr(plain_files.read_bytes, "__defaults__", (100,))
     if limited:
         monkeypatch.setattr(log_copies, "_MOST", 100)

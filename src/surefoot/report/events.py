@@ -3,7 +3,8 @@ samples, scored rollout answers, and where the time of a step went.
 
 An event is {"kind", "step", "time", "text"}, a sample {"step", "prompt", "answer"}, an answer holds its scores, a
 profile a step and the fields of `StepProfile`. On resume all are cut like the training log, since the steps after the
-checkpoint are repeated. Events about the process rather than a step (started, stopped, diverged) are kept.
+checkpoint are repeated. Events about the process rather than a step (started, stopped, diverged) are kept. Samples and
+answers are texts of a model, which can be gigabytes: they are never read or copied whole (`surefoot.report.log_marks`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from surefoot.system.redaction import veiled
 from surefoot.training.report import StepProfile
 
 EVENTS, SAMPLES, ANSWERS, PROFILE = "events.jsonl", "samples.jsonl", "answers.jsonl", "profile.jsonl"
+TEXTS = (SAMPLES, ANSWERS)
 
 Kind = Literal[
     "start",
@@ -87,11 +89,12 @@ def cut_events(run: Path, step: int, *, evaluated: bool) -> None:
     """Keep what lies before a checkpoint of `step`.
 
     evaluated: whether the checkpoint was written after that step's evaluation; if not, the evaluation is repeated.
-        Damaged
-        lines are dropped: nothing is computed from these files.
+        Damaged lines are dropped: nothing is computed from these files.
     """
     for name, stays in STAYS.items():
-        if (run / name).exists():
+        if name in TEXTS:
+            journal.cut_end(run / name, lambda record, stays=stays: stays(record, step, evaluated))
+        elif (run / name).exists():
             records = journal.salvage(run / name)[0]
             journal.rewrite(run / name, [record for record in records if stays(record, step, evaluated)])
 

@@ -1,4 +1,4 @@
-"""JSON-lines files that a run appends to: the training log, the events, the samples.
+"""JSON-lines files that a run appends to: the training log, the events, the samples, the answers.
 
 A killed process loses no line that was written; a power failure can leave half a line at the end, which is dropped when
 reading and cut off on resume. `durable.flush` makes lines survive a power failure.
@@ -7,14 +7,16 @@ reading and cut off on resume. `durable.flush` makes lines survive a power failu
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot.system import durable, plain_files
 from surefoot.system.errors import Fault, IntegrityError
 
 Record = dict[str, Any]
+_BLOCK = 1 << 16  # bytes read at a time from the end of a file
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
@@ -48,6 +50,39 @@ def salvage(path: Path) -> tuple[list[Record], list[int]]:
     return records, damaged
 
 
+def lines(path: Path) -> Iterator[tuple[int, int, Record]]:
+    """Read a file of any size line by line: where each readable line begins and ends, in bytes, and its record."""
+    begin = 0
+    with path.open("rb") as file:
+        for raw in file:
+            record = parse(raw.decode(errors="replace"))
+            if record is not None and raw.endswith(b"\n"):
+                yield begin, begin + len(raw), record
+            begin += len(raw)
+
+
+def end_of(path: Path, stays: Callable[[Record], bool]) -> int:
+    """Return where a file ends, in bytes, without the lines at its end that do not stay, and without half a line. Only
+    these are read. 0 without a file."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin, raw = _last_line(file, end)
+            record = parse(raw.decode(errors="replace"))
+            if raw.endswith(b"\n") and record is not None and stays(record):
+                break
+            end = begin
+    return end
+
+
+def cut_end(path: Path, stays: Callable[[Record], bool]) -> None:
+    """Cut a file as `end_of` says."""
+    if path.exists() and (end := end_of(path, stays)) < path.stat().st_size:
+        durable.shorten(path, end)
+
+
 def rewrite(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Replace the file in one rename: a kill leaves the old or the new one."""
     durable.write_text(path, "".join(f"{_json(record)}\n" for record in records))
@@ -60,6 +95,18 @@ def parse(line: str) -> Record | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def _last_line(file: BinaryIO, end: int) -> tuple[int, bytes]:
+    """Return where the line begins that ends at `end`, and the line."""
+    begin, raw = end, b""
+    while begin and b"\n" not in raw[:-1]:
+        count = min(_BLOCK, begin)
+        begin -= count
+        file.seek(begin)
+        raw = file.read(count) + raw
+    cut = raw.rfind(b"\n", 0, -1) + 1
+    return begin + cut, raw[cut:]
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, Record | None]]:

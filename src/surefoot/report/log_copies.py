@@ -11,6 +11,9 @@ and one write of the compressed data.
 
 A log only grows, with two exceptions that the copy follows: a resumed run cuts it to its checkpoint, so the copy holds
 no line that this would cut; and flight.jsonl drops its oldest steps, so only those that it still has are compared.
+
+What a model wrote is not copied but marked (`surefoot.report.log_marks`). Checkpoints of earlier versions have copies
+of it, which are read.
 """
 
 from __future__ import annotations
@@ -36,12 +39,16 @@ from surefoot.training.manifest import FileCheck, damaged, unreadable
 
 NAME = "logs.tar"
 _FIX = "--resume repairs it"
-_MOST = None  # any size: what was not read would be lost when a log is mended, and answers.jsonl may have gigabytes
+_MOST = None  # any size: what was not read would be lost when a log is mended
 _GZIP = 31  # zlib's window bits: 15 plus a gzip header without name and time, so that equal logs give equal bytes
 Stays = Callable[[journal.Record, int, bool], bool]
 # Whether a line is kept when the run resumes from a checkpoint; None: always.
-GROWING: dict[str, Stays | None] = {trainer_log.NAME: trainer_log.stays, **events.STAYS, LOG: None}
-LOGS = (*GROWING, FLIGHT)
+GROWING: dict[str, Stays | None] = {
+    trainer_log.NAME: trainer_log.stays,
+    **{name: stays for name, stays in events.STAYS.items() if name not in events.TEXTS},
+    LOG: None,
+}
+LOGS = (*GROWING, *events.TEXTS, FLIGHT)
 
 
 class LogCopies:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from surefoot.report.log_copies import check_logs, has_copies
+from surefoot.report.log_marks import check_marks
 from surefoot.report.trainer_log import NAME as LOG
 from surefoot.report.trainer_log import read_rows, without_timing
 from surefoot.system import plain_files
@@ -60,12 +61,13 @@ def verify_folder(folder: Path) -> list[FolderCheck]:
 
 
 def _check_logs(run: Path, checkpoints: Sequence[Path]) -> FolderCheck | None:
-    """Compare a run's logs with the newest intact checkpoint that has copies. checkpoints: oldest first."""
+    """Compare a run's logs with the newest intact checkpoint that has copies, and marks. checkpoints: oldest first."""
     # The newest copies cover the most rows; those of a damaged checkpoint prove nothing.
     for checkpoint in reversed(checkpoints):
         if has_copies(checkpoint):
             try:
-                return FolderCheck("logs", tuple(check_logs(run, checkpoint)), logs=checkpoint.name)
+                checks = (*check_logs(run, checkpoint), *check_marks(run, checkpoint))
+                return FolderCheck("logs", checks, logs=checkpoint.name)
             except IntegrityError as error:
                 return FolderCheck("logs", (), error.faults[0], logs=checkpoint.name)
     return None

@@ -13,6 +13,7 @@ from surefoot.families.bos_zero import BOS_FILE, bos_file
 from surefoot.families.files import PROCESSOR_FILES
 from surefoot.methods.method import LoadedModels
 from surefoot.report.log_copies import LogCopies
+from surefoot.report.log_marks import LogMarks
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.report.trainer_log import trainer_state
 from surefoot.runs.prepared import PreparedRun, make_schedules
@@ -51,7 +52,9 @@ def make_job(
         total_steps=timetable.total_steps,
         evaluate=evaluate,
         eval_steps=timetable.eval_steps,
-        save=partial(_save_checkpoint, run, loaded, observer, activity, writer, LogCopies(run.folder)),
+        save=partial(
+            _save_checkpoint, run, loaded, observer, activity, writer, (LogCopies(run.folder), LogMarks(run.folder))
+        ),
         saved=(lambda wait: ()) if writer is None else writer.finished,
         save_steps=timetable.save_steps,
         keep_best=keep_best,
@@ -76,7 +79,7 @@ def _save_checkpoint(
     observer: RunObserver | SilentObserver,
     activity: Activity,
     writer: BackgroundWriter | None,
-    copies: LogCopies,
+    logs: tuple[LogCopies, LogMarks],
     state: RunState,
 ) -> Path | None:
     """Write a checkpoint; see `Job.save`. The observer excludes the time from the step's.
@@ -96,13 +99,15 @@ def _save_checkpoint(
             frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
         ) as pending:
             if pending.folder is not None:
-                _write_model(run, loaded, copies, state, pending.folder)
+                _write_model(run, loaded, state, pending.folder)
+                for one in logs:
+                    one.write(pending.folder, state.step, evaluated=state.evaluated == state.step)
         finish = partial(_finish_checkpoint, pending, run, loaded, state)
         return finish() if writer is None or loaded.engine.world > 1 else writer.take(finish, pending.size, state)
 
 
-def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, state: RunState, folder: Path) -> None:
-    """Write weights, config and tokenizer in the standard format, the stage's own files, and a copy of the logs."""
+def _write_model(run: PreparedRun, loaded: LoadedModels, state: RunState, folder: Path) -> None:
+    """Write weights, config and tokenizer in the standard format, and the stage's own files."""
     loaded.write_weights(folder)
     run.tokenizer.save_pretrained(folder)
     for name in PROCESSOR_FILES:
@@ -113,7 +118,6 @@ def _write_model(run: PreparedRun, loaded: LoadedModels, copies: LogCopies, stat
     scale = run.plan.tokenizer.bos_scale.value
     if scale != 1:
         durable.write_json(folder / BOS_FILE, bos_file(scale, state.step))
-    copies.write(folder, state.step, evaluated=state.evaluated == state.step)
 
 
 def _finish_checkpoint(pending: PendingCheckpoint, run: PreparedRun, loaded: LoadedModels, state: RunState) -> Path:

@@ -28,6 +28,7 @@ from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.expert_load import dead_caution, load_record
 from surefoot.report.html import draw_report
 from surefoot.report.log_copies import NAME as LOG_COPIES
+from surefoot.report.log_marks import NAME as LOG_MARKS
 from surefoot.report.pictures.plots import draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.trainer_log import Row, eval_report, is_eval_row
@@ -44,7 +45,7 @@ from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport
 from surefoot.training.state import LOSS, RunState
 
-_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES})
+_STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES, LOG_MARKS})
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from surefoot.report.death import LOG, CrashTraces, find_death, resumed_sentence
 from surefoot.report.html import draw_report
 from surefoot.report.library_messages import captured_libraries
 from surefoot.report.log_copies import check_logs, has_copies, mend_logs
+from surefoot.report.log_marks import cut_to_marks, require_marks
 from surefoot.report.observer import silent_console
 from surefoot.report.trainer_log import Row
 from surefoot.runs.card_facts import example_picture, example_question
@@ -137,6 +138,8 @@ def _lead_run(
         existing = _inspect(config, mode, options.custom)
         if _is_untouched(existing):
             return _nothing_to_do(existing, console, session)
+        if existing.checkpoint is not None:
+            require_marks(existing.folder, existing.checkpoint.folder)
         run = prepare(
             config, existing, console, options.custom, options.commits, phases=phases, origin=_origin(options.origin)
         )
@@ -263,8 +266,12 @@ def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
 
 
 def _mend_logs(existing: FolderState) -> list[str]:
-    """Repair the logs of a resumed run and return what was wrong. Call it before anything is appended to them."""
-    return mend_logs(existing.folder, existing.checkpoint.folder) if existing.checkpoint else []
+    """Repair and cut the logs of a resumed run, and return what was wrong. Call it before anything is appended to
+    them."""
+    if existing.checkpoint is None:
+        return []
+    places = existing.folder, existing.checkpoint.folder
+    return [*mend_logs(*places), *cut_to_marks(*places)]
 
 
 def _nothing_to_do(existing: FolderState, console: Console, session: Session) -> int:
@@ -276,7 +283,7 @@ def _nothing_to_do(existing: FolderState, console: Console, session: Session) ->
         and any(one.fault for one in check_logs(existing.folder, checkpoint.folder))
     ):
         with lock_folder(existing):
-            for sentence in _mend_logs(existing):
+            for sentence in mend_logs(existing.folder, checkpoint.folder):
                 console.say(sentence, style="yellow")
     console.say(f"{existing.folder} is finished; nothing to do")
     return hand_over_end(session)

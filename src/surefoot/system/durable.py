@@ -15,8 +15,9 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import takewhile
@@ -46,8 +47,14 @@ _ADVICE = {
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the content of `path`, with a mode by umask. Raises EnvironmentFault; the old content is then kept."""
+    write_parts(path, (data,))
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Like `write_bytes`, one part after the other; they may be read from the old content."""
     with _replacement(Path(path)) as file:
-        write_all(file, data)
+        for part in parts:
+            write_all(file, part)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -120,6 +127,13 @@ def held_open(path: Path) -> Iterator[FileIO]:
         file = disk.open_end(path)
     with file:
         yield file
+
+
+def shorten(path: Path, size: int) -> None:
+    """Cut a log to its first `size` bytes; it must have as many."""
+    with faults_named(path), disk.open_end(path) as file:
+        disk.truncate(file, size)
+        disk.sync_file(file)
 
 
 def flush(path: Path) -> None:
@@ -286,12 +300,14 @@ def require_writable(folder: Path) -> None:
             raise
 
 
-def sha256_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
+def sha256_file(path: Path, size: int | None = None) -> str:
+    """Hexadecimal SHA-256 of a file's content, or of its first `size` bytes."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
+        left = sys.maxsize if size is None else size
+        while chunk := file.read(min(_CHUNK, left)):
             digest.update(chunk)
+            left -= len(chunk)
     return digest.hexdigest()
 
 

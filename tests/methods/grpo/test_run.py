@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
 from surefoot.methods.grpo.memory import GroupMemory
 from surefoot.methods.losses import grpo as grpo_losses
+from surefoot.report import events, log_copies, log_marks
 from surefoot.report.comparison import verdict_lines
 from surefoot.system.errors import InputError, NothingLearned
 
@@ -208,6 +210,46 @@ def test_killed_inside_a_cycle_it_goes_on_bit_for_bit(world, tmp_path, more):
     assert answers[0] == answers[1]
     weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (whole, cut)]
     assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "checkpoints of an earlier version"])
+def test_from_an_older_checkpoint_it_goes_on_bit_for_bit(world, tmp_path, monkeypatch, earlier):
+    config = config_of(world, tmp_path / "run", rollout_batches=2, epochs=2, ahead=1)
+    config |= {"duration": "6 steps", "checkpoint": {"every": "1 steps", "keep": 4}}
+    if earlier:  # it had a copy of the answers
+        monkeypatch.setattr(log_copies, "GROWING", {**log_copies.GROWING, **events.STAYS})
+        monkeypatch.setattr(log_marks.LogMarks, "write", lambda *asked, **how: None)
+    wanted = run(config)
+    monkeypatch.undo()
+    folder = Path(config["output"])
+    written = [folder / name for name in ("answers.jsonl", "adapter_model.safetensors")]
+    whole = [path.read_bytes() for path in written]
+    for step in (6, 5, 4):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    assert {path.name: (path / log_marks.NAME).exists() for path in folder.glob("checkpoint-*")} == {
+        "checkpoint-3": not earlier
+    }
+    assert run(config, resume=True) == wanted
+    assert [path.read_bytes() for path in written] == whole
+    assert (folder / "checkpoint-6" / log_marks.NAME).exists()
+
+
+def test_answers_that_are_not_as_they_were_stop_the_resumed_run_before_it_changes_anything(world, tmp_path):
+    config = config_of(world, tmp_path / "run") | {"checkpoint": {"every": "1 steps"}}
+    run(config)
+    folder = Path(config["output"])
+    shutil.rmtree(folder / "checkpoint-3")
+    answers = folder / "answers.jsonl"
+    answers.write_bytes(answers.read_bytes()[9:])
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != ".lock"}
+    with raises_fault("SF-CHECKPOINT-DAMAGED", answers, "checkpoint-2", remedy=[answers]):
+        run(config, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    answers.write_bytes(b"")
+    assert run(config, resume=True)[-1]["current_steps"] == 3
+    assert {line["step"] for line in map(json.loads, answers.open())} == {3}
+    answers.unlink()
+    run(config, resume=True)  # a finished run needs it no more
 
 
 def test_ratios_are_among_the_tokens_that_could_be_drawn(world, tmp_path, monkeypatch):

@@ -10,10 +10,9 @@ continues later drops them. Every rank writes a file of its own and reads those 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ _NAME = "teacher-{}.jsonl"
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Place:
     """Where a line stands: bytes of a file from begin to end."""
 
     path: Path
@@ -46,14 +45,14 @@ class TeacherRecord:
 
     def __init__(self, folder: Path, rank: int, step: int, server: dict[str, str]):
         self._path = folder / _NAME.format(rank)
-        self._places: dict[str, _Line] = {}
+        self._places: dict[str, _Place] = {}
         self.server, self.before = server, None
         if self._path.exists():
             _drop_old(self._path, step)
         for path in sorted(folder.glob(_NAME.format("*"))):
-            for place, line in _lines(path):
+            for begin, end, line in journal.lines(path):
                 if "key" in line:
-                    self._places[line["key"]] = place
+                    self._places[line["key"]] = _Place(path, begin, end)
                 elif path == self._path:
                     self.before = line
         if self.before is None:
@@ -70,14 +69,13 @@ class TeacherRecord:
         line |= {"tokens": len(known.rest), "values": base64.b64encode(values).decode()}
         begin = self._path.stat().st_size
         journal.append(self._path, line)
-        self._places[digest.hex()] = _Line(self._path, begin, self._path.stat().st_size)
+        self._places[digest.hex()] = _Place(self._path, begin, self._path.stat().st_size)
 
     def find(self, digest: bytes) -> Likeliest:
         """Return what is stored of an example that is here."""
         place = self._places[digest.hex()]
         with place.path.open("rb") as file:
-            file.seek(place.begin)
-            line = journal.parse(file.read(place.end - place.begin).decode())
+            line = journal.parse(_part(file, place.begin, place.end).decode())
         assert line is not None
         values, count = base64.b64decode(line["values"]), line["tokens"]
         numbers = torch.from_numpy(np.frombuffer(values, dtype=np.float32).copy())
@@ -88,18 +86,12 @@ class TeacherRecord:
 
 def _drop_old(path: Path, step: int) -> None:
     """Remove lines of earlier steps, and one that a power failure has cut, if there are any."""
-    kept = [place for place, line in _lines(path) if line.get("step", step) >= step]
-    if sum(place.end - place.begin for place in kept) < path.stat().st_size:
-        content = path.read_bytes()
-        durable.write_bytes(path, b"".join(content[place.begin : place.end] for place in kept))
+    kept = [(begin, end) for begin, end, line in journal.lines(path) if line.get("step", step) >= step]
+    if sum(end - begin for begin, end in kept) < path.stat().st_size:
+        with path.open("rb") as file:
+            durable.write_parts(path, (_part(file, *one) for one in kept))
 
 
-def _lines(path: Path) -> Iterator[tuple[_Line, journal.Record]]:
-    """The lines of a file, without one that a power failure has cut."""
-    begin = 0
-    with path.open("rb") as file:
-        for raw in file:
-            line = journal.parse(raw.decode(errors="replace"))
-            if line is not None and raw.endswith(b"\n"):
-                yield _Line(path, begin, begin + len(raw)), line
-            begin += len(raw)
+def _part(file: BinaryIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)

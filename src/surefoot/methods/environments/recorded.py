@@ -45,11 +45,10 @@ class Recorded:
         self._path, self._lock = folder / _NAME.format(rank), threading.Lock()
         self._known: dict[str, Kept] = {}
         for path in sorted(folder.glob(_NAME.format("*"))):
-            lines, damaged = journal.salvage(path)
-            if damaged and path == self._path:  # half a line, by a power failure
-                journal.rewrite(path, lines)
+            if path == self._path:
+                journal.cut_end(path, lambda line: True)  # half a line, by a power failure
             own: dict[str, Kept] = {}
-            for line in lines:
+            for _, _, line in journal.lines(path):
                 if "again" in line:
                     own = {key: one for key, one in own.items() if isinstance(one.said, Reply)}
                 elif isinstance(line.get("step"), int) and line["step"] >= step and (said := from_json(line)):
