@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,12 +147,20 @@ def _train_script(
 
 
 def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
-    """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step.
+    """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step; of a method that
+    draws answers, the tokens of the first prompts.
 
     loss_of: indices into the script's data set -> loss, norm and counted of `HandOver.loss_of`.
 
     Raises InputError if they differ by more than the bound.
     """
+    if prompts := taken.record.get("prompts"):
+        apart = [number for number, ids in _prompts(checked(found), len(prompts)).items() if ids != prompts[number - 1]]
+        if apart:
+            what = f"the prompt of row {apart[0]} has other tokens here than in the script"
+            raise InputError(Fault(f"row {apart[0]}", what, "write the prompts as TRL does", code="SF-TAKE-OVER"))
+        echo(f"the first {len(prompts)} prompts have the tokens of the script's own; answers are drawn by the run")
+        return
     try:
         rows, loss, norm = _first_loss(checked(found))
     except InputError as error:
@@ -174,6 +183,20 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
             f"its transformers also divides by tokens that it does not learn: its own log shows losses {less:.1%} lower"
         )
     echo(f"the same as the script's own computation in fp32, on {len(rows)} rows: {said}")
+
+
+def _prompts(config: RunConfig, count: int) -> dict[int, list[int]]:
+    """Return the tokens of the first prompts by the number of their row; those that are too long are left out."""
+    from surefoot.report.library_messages import captured_libraries
+    from surefoot.report.observer import silent_console
+    from surefoot.runs.custom import with_named
+    from surefoot.runs.prepare import prepare
+    from surefoot.runs.run_folder import FolderState
+
+    with silent_console() as silence, captured_libraries(silence), tempfile.TemporaryDirectory() as folder:
+        data = prepare(config, FolderState(Path(folder), "new"), silence, with_named(config)).task.data.train
+    rows = map(data.__getitem__, range(min(count, len(data))))
+    return {int(row.number): row.ids.tolist() for row in rows if int(row.number) <= count}
 
 
 def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:

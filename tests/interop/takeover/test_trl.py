@@ -20,6 +20,8 @@ from surefoot.interop.takeover.session import Taken
 
 trl = pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
+from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: E402
+from trl.rewards import think_format_reward  # noqa: E402
 
 PAIRS = [
     {"prompt": f"What is {number} times 7?", "chosen": f" It is {number * 7}.", "rejected": f" I say {number}, friend."}
@@ -36,7 +38,9 @@ KINDS = {
         [{"prompt": one["prompt"], "completion": one[name], "label": name == "chosen"}
          for one in PAIRS for name in ("chosen", "rejected")],
     ),
+    "cpo": (CPOTrainer, CPOConfig, PAIRS),
 }  # fmt: skip
+STAGES = {"cpo": "dpo"}
 SHAPE = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.5}
 
 
@@ -91,8 +95,9 @@ def test_loss_and_gradient_are_the_trainers(build, tmp_path, kind, adapted):
     trainer = build(kind, peft_config=adapter(kind) if adapted else None)
     taken, over = handed(trainer, tmp_path / "taken")
     proven(taken, over)
-    assert translated(taken).config["stage"] == kind
-    assert not any(trainer._metrics["eval"].values())  # the script's own log is as before
+    assert translated(taken).config["stage"] == STAGES.get(kind, kind)
+    logged = vars(trainer).get("_metrics") or trainer._stored_metrics
+    assert not any(one for side in logged.values() for one in side.values())  # the script's own log is as before
 
 
 @pytest.mark.usefixtures("context")
@@ -148,9 +153,30 @@ def test_losses_and_their_parameters_are_taken(build, tmp_path, arguments):
 
 
 @pytest.mark.usefixtures("context")
-@pytest.mark.parametrize("changed", [{"alignment.beta": 0.11}, {"alignment.loss": "hinge"}])
-def test_twin_a_default_of_another_version_is_found(build, tmp_path, changed):
-    taken, over = handed(build("dpo"), tmp_path / "taken")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"loss_type": "simpo", "simpo_gamma": 0.7, "cpo_alpha": 0.0},
+        {"label_smoothing": 0.1, "cpo_alpha": 1.5, "beta": 0.3},
+        {"max_length": 14},
+    ],
+)
+def test_reference_free_losses_are_taken(build, tmp_path, arguments):
+    proven(*handed(build("cpo", arguments=arguments), tmp_path / "taken"))
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("dpo", {"alignment.beta": 0.11}),
+        ("dpo", {"alignment.loss": "hinge"}),
+        ("cpo", {"alignment.sft": 0.5}),
+        ("cpo", {"alignment.loss": "simpo"}),
+    ],
+)
+def test_twin_a_default_of_another_version_is_found(build, tmp_path, kind, changed):
+    taken, over = handed(build(kind), tmp_path / "taken")
     found = with_overrides(translated(taken), [f"{key}={value}" for key, value in changed.items()])
     with raises_code("SF-TAKE-OVER"):
         prove(taken, found, lambda places: over.loss_of(places, ()))
@@ -277,3 +303,89 @@ def test_the_texts_of_packed_rows_are_those_of_unpacked_ones(build, tmp_path):
     assert len(rows_of(packed)) == len(SENTENCES)
     assert {tuple(one["input_ids"]) for one in rows_of(packed)} == {tuple(one["input_ids"]) for one in rows_of(plain)}
     assert packed.record["steps"] < plain.record["steps"]  # of fewer rows
+
+
+def by_length(completions, **fields):
+    return [float(len(one)) for one in completions]
+
+
+def nested():
+    def inside(completions, **fields):
+        return [0.0] * len(completions)
+
+    return inside
+
+
+QUESTIONS = [{"prompt": f"What is {number} times 7?", "solution": str(number * 7)} for number in range(12)]
+TURNS = [{**one, "prompt": [{"role": "user", "content": one["prompt"]}]} for one in QUESTIONS]
+ANSWERS = {"num_generations": 4, "max_completion_length": 16}
+
+
+@pytest.fixture
+def answering(base, tmp_path):
+    def build(kind="GRPO", rewards=(by_length,), rows=QUESTIONS, adapted=None, arguments=None):
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer.pad_token = tokenizer.eos_token
+        config = getattr(trl, f"{kind}Config")(str(tmp_path / "out"), **PLAIN, **ANSWERS, **(arguments or {}))
+        return getattr(trl, f"{kind}Trainer")(
+            model=str(base), reward_funcs=list(rewards), args=config, train_dataset=Dataset.from_list(list(rows)),
+            processing_class=tokenizer, peft_config=adapted,
+        )  # fmt: skip
+
+    return build
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@pytest.mark.parametrize("rows", [QUESTIONS, TURNS])
+def test_prompts_rewards_and_settings_of_answers_are_taken(answering, tmp_path, monkeypatch, kind, rows):
+    arguments = {"beta": 0.04, "gradient_accumulation_steps": 2, "num_train_epochs": 2, "reward_weights": [0.5, 2.0]}
+    trainer = answering(kind, (by_length, think_format_reward), rows, arguments=arguments)
+    taken, over = handed(trainer, tmp_path / "taken")
+    proven(taken, over)
+    config = translated(taken).config
+    assert (config["stage"], config["grpo"]["kl"], config["grpo"]["group"]) == ("grpo", 0.04, 4)
+    assert config["grpo"].get("loss") == ("rloo" if kind == "RLOO" else None)
+    own, format_reward = config["grpo"]["rewards"]
+    assert own == {"name": f"{__file__}:by_length", "convention": "trl", "weight": 0.5}
+    assert (format_reward["name"], format_reward["weight"]) == ("regex", 2.0)
+    assert [row["solution"] for row in rows_of(taken)] == [row["solution"] for row in rows]
+    steps = []
+    monkeypatch.setattr(type(trainer), "training_step", lambda self, *rest: torch.zeros((), requires_grad=False))
+    trainer.train()
+    steps.append(trainer.state.global_step)
+    assert config["duration"] == f"{steps[0]} steps"
+    assert config["batch"]["size"] == 8  # answers of a step
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_other_prompts_are_found(answering, tmp_path):
+    taken, over = handed(answering(rows=TURNS), tmp_path / "taken")
+    change_rows(taken, lambda row: {**row, "prompt": row["prompt"][0]["content"]})  # without the template
+    with raises_code("SF-TAKE-OVER"):
+        proven(taken, over)
+
+
+def test_what_cannot_answer_here_is_refused_by_name(answering, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("def own(completions, **fields):\n    return [0.0] * len(completions)\n\ntrainer.train()\n")
+    scope = {"__name__": "__main__"}
+    exec(compile(script.read_text().replace("trainer.train()", ""), str(script), "exec"), scope)
+    rewards = (scope["own"], nested(), by_length)
+    taken, _ = handed(answering(rewards=rewards), tmp_path / "taken")
+    assert refused(taken) == {"own": False, nested().__qualname__: False}
+    script.write_text(script.read_text().replace("trainer", 'if __name__ == "__main__":\n    trainer'))
+    taken, _ = handed(answering(rewards=rewards[:1]), tmp_path / "again")
+    assert refused(taken) == {}
+    trainer = answering()
+    trainer.rollout_func = print
+    assert refused(handed(trainer, tmp_path / "drawn")[0]) == {"rollout_func": False}
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(
+    ("arguments", "name"), [({"loss_type": "sapo"}, "loss_type"), ({"repetition_penalty": 1.1}, "repetition_penalty")]
+)
+def test_a_setting_of_answers_that_surefoot_lacks_is_refused(answering, tmp_path, arguments, name):
+    taken, _ = handed(answering(arguments=arguments), tmp_path / "taken")
+    assert refused_settings(lambda: translated(taken)) == [name]

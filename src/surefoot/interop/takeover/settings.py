@@ -15,6 +15,7 @@ from surefoot.interop.script.rules import set_stopping
 from surefoot.interop.settings import by_name
 from surefoot.interop.takeover.session import RUN, Taken
 from surefoot.interop.translation import Note, Translation
+from surefoot.interop.trl.data import set_template
 from surefoot.interop.trl.methods import METHODS, rows_of
 from surefoot.interop.words import Word
 from surefoot.method_facts.methods import METHODS as METHOD_FACTS
@@ -29,10 +30,10 @@ _APPLIED = (
 )
 """Arguments that the script has applied: to its rows, its model and its tokenizer."""
 
-_METHODS = {"DPOTrainer": "dpo", "RewardTrainer": "reward", "KTOTrainer": "kto"}
+_METHODS = {f"{name}Trainer": name.lower() for name in ("DPO", "Reward", "KTO", "CPO", "GRPO", "RLOO")}
 """TRL's trainers besides SFTTrainer -> TRL's command."""
 
-_LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged"}
+_LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged", "prompts": "prompts"}
 _SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
@@ -75,7 +76,8 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
         draft.set("adapter.initial", str(taken.folder / "adapter"))
     found = draft.finish("train")
     gone = [Note(one["name"], "listed", (), "given up by --drop", "") for one in record["refused"]]
-    if not record["whole_step_mean"] and record["arguments"]["gradient_accumulation_steps"] > 1:
+    passes = record["arguments"]["gradient_accumulation_steps"]
+    if not record["whole_step_mean"] and passes > 1 and "prompts" not in record:
         unit = "tokens" if method is None else "examples"
         why = f"each micro-batch is averaged on its own there; here all {unit} of a step weigh the same"
         gone.append(Note("gradient_accumulation_steps", "changed", ("batch.size",), why, ""))
@@ -94,7 +96,9 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     record = taken.record
     counted = {"output_dir": f"{record['arguments']['output_dir']}/{RUN}", "max_steps": record["steps"]}
     counted["resume_from_checkpoint"] = record["resume"]  # the Trainer reads what train() gets, not its arguments
-    given = {**record["arguments"], **counted}
+    given = {**record["arguments"], **counted, **record.get("rewards", {})}
+    if given.get("steps_per_generation"):
+        given["generation_batch_size"] = None  # which TRL computes from it
     defaults = record["defaults"]
     for name, value in given.items():
         known = trl.ALIASES.get(name) or name
@@ -144,8 +148,12 @@ def _data_rule(taken: Taken) -> Any:
         draft.set("data.train", {"path": str(taken.folder / "train.jsonl"), "format": layout})
         if record.get("eval_rows"):
             draft.set("data.eval", {"path": str(taken.folder / "eval.jsonl"), "format": layout})
-        draft.set("data.max_length", max(8, record["longest"]))
-        if record["row_tokens"]:
+        if "prompts" in record:
+            trl.set_length(draft)
+            set_template(draft, texts=False, seen=True)
+        else:
+            draft.set("data.max_length", max(8, record["longest"]))
+        if record.get("row_tokens"):
             draft.set("batch.row_tokens", record["row_tokens"], why="packed anew: each epoch has its rows")
         if method is None:
             draft.set("data.train_on", "everything", why="the rows have their own labels")

@@ -116,12 +116,13 @@ def _term(draft: Draft, name: str, *, models: bool) -> tuple[dict[str, Any], str
         return _OWN[name]
     if models and "/" in name:
         return _model(name)
-    module, _, function = name.rpartition(".")
+    file, _, function = name.rpartition(":")  # of a script that was taken over
+    module, _, function = (file, "", function) if file else name.rpartition(".")
     if not module:
         raise Refusal(
             f"TRL has no reward {name}", f"use one of {', '.join([*_OWN, SOFT_OVERLONG])}, or MODULE.FUNCTION"
         )
-    path = f"{module.replace('.', '/')}.py"
+    path = file or f"{module.replace('.', '/')}.py"
     try:
         text = draft.options.read(path)
     except InputError:  # of an installed package

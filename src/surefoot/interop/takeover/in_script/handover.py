@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .files import replace
+from .rewards import what_else_answers, words_of
 from .rows import (
     NO_LABEL,
     Collate,
@@ -26,13 +27,16 @@ from .rows import (
     pair_of,
     row_of,
     scored_pair,
+    sides_of,
+    write_prompts,
     write_rows,
 )
 from .weights import head_of, scores, source_of, write_adapter, write_base, write_head, write_reference
 
-TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer")
-_READ = {"DPOTrainer": pair_of, "KTOTrainer": judged_of}  # the others have rows with labels
 _SCORING = "RewardTrainer"
+_READ = {"DPOTrainer": pair_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
+ANSWERING = ("GRPOTrainer", "RLOOTrainer")  # have prompts, and rewards for the answers
+TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", _SCORING, *_READ, *ANSWERING)  # the first three: rows with labels
 
 RECORD, MARK = "handover.json", ".surefoot"
 _LIBRARIES = ("transformers", "trl", "peft")
@@ -43,6 +47,7 @@ _USUAL = (
     "NotebookProgressCallback",
     "RichProgressCallback",
 )
+_SHOWN = 8  # prompts whose tokens are compared
 _UNUSED = ("compute_metrics", "preprocess_logits_for_metrics")  # affect what is reported about evaluations
 
 
@@ -135,6 +140,8 @@ class HandOver:
         if not hasattr(self._rows, "__len__"):
             self._refuse("train_dataset", "is a stream, whose rows cannot be counted", "load the data set whole")
             return {}
+        if self._known.__name__ in ANSWERING:
+            return self._write_prompts(_steps(trainer, loader, processes))
         if packed := is_packed(self._rows):
             self._rows = Documents(self._rows)
         if is_random(self._rows, self._collate):
@@ -159,6 +166,27 @@ class HandOver:
             facts["eval_rows"] = len(evaluated.places)
             facts["longest"] = max(facts["longest"], evaluated.longest)
         return facts
+
+    def _write_prompts(self, steps: int) -> dict[str, Any]:
+        """Write the records as they are; their other fields are what rewards read."""
+        trainer = self._trainer
+        held = trainer.eval_dataset if trainer.args.eval_strategy != "no" else None
+        sets = {"train": trainer.train_dataset, **({} if held is None else {"eval": held})}
+        for name, rows in sets.items():
+            if fault := write_prompts(self._folder / f"{name}.jsonl", rows):
+                self._refuse(f"{name}_dataset", fault)
+                return {}
+        first = [row["prompt"] for row in trainer.train_dataset.select(range(min(_SHOWN, len(trainer.train_dataset))))]
+        words, faults = words_of(trainer)
+        for name, what, fix in (*faults, *what_else_answers(trainer)):
+            self._refuse(name, what, fix)
+        return {
+            "steps": steps,
+            "places": list(range(len(trainer.train_dataset))),
+            "eval_rows": 0 if held is None else len(held),
+            "prompts": trainer._tokenize_prompts(first)[0],
+            "rewards": words,
+        }
 
     def _write_rows(self, name: str, rows: Any, collate: Collate) -> Written:
         read = _READ.get(self._known.__name__, row_of)
@@ -203,6 +231,8 @@ class HandOver:
                 if self._known.__name__ == "KTOTrainer":
                     what = "is another model than the trained one: its KL term pairs other prompts than here"
                     self._refuse("ref_model", what)
+            if facts["reference"] and self._known.__name__ in ANSWERING:
+                self._refuse("ref_model", "is not the model without an adapter, which is the reference here")
         return facts
 
     def _look_at_parameters(self, model: Any, adapted: bool) -> None:
@@ -294,7 +324,10 @@ def _plain(model: Any) -> Iterator[None]:
 def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
     """Let the trainer compute as on one device, and without its own loss function if that was given up."""
     devices, function = trainer.args.n_gpu, getattr(trainer, "compute_loss_func", None)
-    logged = copy.deepcopy(getattr(trainer, "_metrics", None))  # TRL adds to it in compute_loss
+    # TRL adds to them in compute_loss
+    logged = {
+        name: copy.deepcopy(one) for name, one in vars(trainer).items() if name in ("_metrics", "_stored_metrics")
+    }
     trainer.args._n_gpu = min(1, devices)
     if without_function:
         trainer.compute_loss_func = None
@@ -302,8 +335,7 @@ def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
         yield
     finally:
         trainer.args._n_gpu, trainer.compute_loss_func = devices, function
-        if logged is not None:
-            trainer._metrics = logged
+        vars(trainer).update(logged)
 
 
 def _counts(trainer: Any) -> bool:

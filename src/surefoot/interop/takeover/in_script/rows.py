@@ -93,6 +93,16 @@ def write_rows(path: Path, rows: Any, collate: Collate, read: Read) -> Written:
     return written
 
 
+def write_prompts(path: Path, rows: Any) -> str:
+    """Write the records of prompts as they are. Returns what is wrong with them, "" for nothing."""
+    try:
+        with replacing(path) as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    except TypeError as error:
+        return f"has what JSON has not: {error}"
+    return ""
+
+
 def is_random(rows: Any, collate: Collate) -> bool:
     """Whether the same row gives other tokens or labels with another seed."""
     import torch
@@ -120,6 +130,17 @@ def pair_of(batch: Mapping[str, Any]) -> Found:
     if not isinstance(batch.get("completion_mask"), list):
         return {}, "the collator returns no input_ids and completion_mask of two answers"
     return _two(batch, ("completion_mask", "ref_chosen_logps", "ref_rejected_logps"))
+
+
+def sides_of(batch: Mapping[str, Any]) -> Found:
+    """Return the pair of a batch of one in which each side has columns of its own, as TRL's for CPO."""
+    pair = {}
+    for name in PAIR:
+        columns = {column: batch.get(f"{name}_{column}") for column in ("input_ids", "attention_mask", "labels")}
+        pair[name], fault = row_of(columns)
+        if fault:
+            return {}, fault
+    return pair, ""
 
 
 def scored_pair(pad: int | None) -> Read:
