@@ -80,8 +80,23 @@ def test_losses_are_compared_as_far_as_the_reference_goes():
 
 
 def test_of_a_large_model_the_first_losses_count():
-    assert peers.parity_steps(asked("--size", "8b", "--steps", "8")) == 2
+    assert peers.parity_steps(asked("--size", "8b", "--steps", "8")) == 1
     assert peers.parity_steps(asked("--size", "small", "--steps", "8")) == 8
+
+
+def compared(losses, own=(2.0, 1.9, 1.8)):
+    beside = {"norms": [1.0], "rate": None, "needed": [1.0] * 3, "seconds": [1.0] * 3, "processor": [1.0] * 3}
+    beside |= {"memory": 1, "first_step": 1.0, "versions": {}, "threads": 1}
+    world = SimpleNamespace(tokens=[1] * 3)
+    turns = [[{**beside, "losses": list(one)}] for one in (losses, own)]
+    return peers._row("one", turns[0], world, {"losses": [2.0], "norms": [1.0]}, turns[1])  # pyright: ignore[reportArgumentType]
+
+
+def test_where_the_reference_ends_losses_are_compared_with_surefoots():
+    assert compared([2.0, 1.9, 1.8])["off"] == 0.0
+    assert compared([2.0, 1.9, 1.62])["off"] == pytest.approx(0.1)
+    assert compared([2.2, 1.9, 1.8])["off"] == pytest.approx(0.1)
+    assert compared([2.0, 1.9, 1.8], own=(2.0, 1.9, None))["off"] == float("inf")
 
 
 def test_a_reference_of_fewer_steps_is_taken_anew(tmp_path):

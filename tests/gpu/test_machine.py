@@ -1,9 +1,8 @@
-"""What surefoot says of a GPU: forecasts of memory, the time of its probes, and a doctor that finds nothing wrong."""
+"""What surefoot says of a GPU: forecasts of memory, its probes, and a doctor that finds nothing wrong."""
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ from surefoot.planning.probes.documents import DocumentsRequest
 from surefoot.planning.probes.matmul import product_rates, tf32_rate
 from surefoot.planning.probes.pointwise import PointwiseRequest, pointwise_trials
 from surefoot.planning.probes.sizes import AttentionRequest
-from surefoot.planning.probes.timing import LIMITS, copy_rate
+from surefoot.planning.probes.timing import copy_rate
 from surefoot.runs.kernel_probes import DOCUMENTS, pointwise_ways
 from surefoot.runs.trial import run_trial
 from surefoot.system.hardware import Hardware, detect
@@ -50,7 +49,9 @@ def probe_all(device: str, dtype, heads, length, rows, shape, mix) -> None:
     """All probes of a model, as doctor and a plan take them together, here and not in processes of their own."""
     kind = torch.device(device)
     on_gpu = device == "cuda"
-    product_rates([shape], kind, dtypes=("fp32", dtype))
+    rates = product_rates([shape], kind, dtypes=("fp32", dtype))
+    if on_gpu and dtype == "bf16":
+        assert rates["bf16"] > 2 * rates["fp32"]  # 16 times on an H200; 1.1 times where launches were timed
     tf32_rate([shape], kind)
     copy_rate(kind)
     forms = (*ORDER, "eager") if on_gpu else ("flash", "math", "eager")
@@ -68,17 +69,12 @@ def probe_all(device: str, dtype, heads, length, rows, shape, mix) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_probes_keep_their_time(monkeypatch, device):
-    """On a GPU, of a model of 8 B, besides imports and the start of the GPU. On a CPU, at a small model's shapes, that
-    they run: the time that passes beside other tests says nothing."""
+def test_probes_run(monkeypatch, device):
+    """On a GPU at the shapes of a model of 8 B, on a CPU at a small one's."""
     take(device, monkeypatch)
-    torch.zeros(1, device=device)
     small = ((12, 4, 64), 512, 1, (768, 2048), (100, 200, 400))
     large = ((32, 8, 128), 4096, 4, (4096, 14336), (500, 1500, 4000))
-    started = time.perf_counter()
     probe_all(device, "bf16" if detect().bf16 else "fp32", *(small if device == "cpu" else large))
-    if device == "cuda":
-        assert time.perf_counter() - started < LIMITS[device].seconds
 
 
 def peak_and_forecast(folder, device: str, **changes) -> tuple[int, int]:

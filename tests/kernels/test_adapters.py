@@ -98,6 +98,13 @@ def test_outputs_and_gradients_are_those_of_the_equations(kind, options):
     assert worst(one.gradients(fast), one.gradients(plain)) < EXACT
 
 
+@pytest.mark.parametrize("options", [{}, {"dropout": True}], ids=str)
+def test_magnitudes_learn_the_same_from_tokens_in_pieces(options, monkeypatch):
+    monkeypatch.setattr(adapters, "_CACHED", 3 * max(OUTPUTS))  # 40 tokens, three or some more at once
+    one = case("dora", **options)
+    assert worst(one.gradients(one.fast()), one.gradients(one.plain())) < EXACT
+
+
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("broken", ["scale", "up", "weight"])
 def test_twin_any_other_number_is_seen(kind, broken):

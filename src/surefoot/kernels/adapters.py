@@ -32,7 +32,9 @@ from torch.nn import functional as F
 
 from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
 
-_PIECE = 1 << 22  # numbers of a product that is summed at once, so that it stays in a cache
+# Numbers of a product that is summed at once. On a CPU it stays in a cache; on a GPU launches of small pieces would
+# take longer than the sums.
+_CACHED, _LARGE = 1 << 22, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def _magnitude_gradient(
         dense = (dy.T @ _flat(u)).to(change.dtype) * layer.weight.to(change.dtype)
         return (dense.sum(dim=1) + change) / factor.norm
     sums = torch.zeros_like(change)
-    rows = max(1, _PIECE // dy.shape[1])
+    rows = max(1, (_CACHED if dy.device.type == "cpu" else _LARGE) // dy.shape[1])
     for own, output in zip(dy.split(rows), _flat(kept).split(rows), strict=True):
         # A matrix product accumulates in fp32 at full speed.
         sums += (own.new_ones(1, len(own)) @ (own * output)).squeeze(0)
