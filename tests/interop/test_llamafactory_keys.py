@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from surefoot.interop import trainer
+from surefoot.interop.axolotl import DIALECT as AXOLOTL
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Options
 from surefoot.interop.llamafactory.rows import GROUPS, ROWS
+from surefoot.interop.llamafactory.tool import DIALECT as LLAMAFACTORY
 from surefoot.interop.registry import translate_file
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
@@ -139,3 +141,32 @@ def test_secrets_are_shown_nowhere():
     shown = json.dumps([note.word for note in found.notes]) + json.dumps(dict(found.given))
     assert "hf_abcdefghijkl" not in shown
     assert "geheim123" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ({"use_apollo": True, "apollo_rank": 8, "apollo_scale_type": "tensor"}, ["use_apollo"]),
+        ({"use_kt": True, "kt_config": "kt.yaml"}, ["use_kt"]),
+        ({"finetuning_type": "oft", "oft_block_size": 32}, ["finetuning_type"]),
+        (
+            {"tensor_model_parallel_size": 4, "sequence_parallel": True},
+            ["tensor_model_parallel_size", "sequence_parallel"],
+        ),
+        ({"appollo_rank": 8}, ["appollo_rank"]),
+    ],
+)
+def test_what_surefoot_lacks_is_refused_once_and_by_its_own_name(words: dict[str, object], refused: list[str]):
+    faults = translated(BASE | words)[1]
+    assert [next(name for name in words if f": {name}: " in fault) for fault in faults] == refused
+
+
+def test_a_part_of_a_setting_that_is_off_is_listed():
+    found = translate(BASE | {"use_apollo": False, "apollo_rank": 8})
+    assert {note.outcome for note in found.notes if "apollo" in note.word} == {"listed"}
+
+
+@pytest.mark.parametrize("dialect", [LLAMAFACTORY, AXOLOTL])
+def test_parts_belong_to_settings_with_a_row(dialect: Dialect):
+    assert {whole.partition(":")[0] for whole in dialect.parts.values()} <= dialect.rows.keys()
+    assert not any(name.startswith(tuple(dialect.parts)) for name in KEYS)

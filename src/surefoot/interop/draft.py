@@ -42,6 +42,7 @@ class Dialect:
     rules: functions that translate the joint rows, called in this order.
     aliases: older name of a setting -> current name.
     elsewhere: another tool's name for a setting -> this tool's name, used for suggestions.
+    parts: beginning of the names of settings without a row -> the setting that they belong to, which is off or refused.
     """
 
     tool: str
@@ -49,6 +50,7 @@ class Dialect:
     rules: tuple[Callable[[Draft], None], ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Draft:
@@ -247,6 +249,9 @@ class Draft:
             return row.default
 
     def _unknown(self, word: Word) -> None:
+        if whole := next((whole for start, whole in self.dialect.parts.items() if word.name.startswith(start)), None):
+            self.note(word.name, "listed", f"belongs to {whole}")
+            return
         if self.options.allow_unknown:
             self.note(word.name, "listed", f"unknown setting of {self.dialect.tool}")
             return

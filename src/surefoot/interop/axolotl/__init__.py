@@ -15,7 +15,7 @@ from surefoot.config.yaml_reader import Document
 from surefoot.interop.axolotl import back
 from surefoot.interop.axolotl.methods import BLOCK, METHODS
 from surefoot.interop.axolotl.processes import program_of
-from surefoot.interop.axolotl.rows import ALIASES, ROWS
+from surefoot.interop.axolotl.rows import ALIASES, PARTS, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
@@ -25,7 +25,7 @@ from surefoot.interop.translation import Note, Translation, in_processes
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 
 TOOL = "Axolotl"
-_DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"})
+DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"}, PARTS)
 _SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _MODULES = ("axolotl.cli.train",)
 _SCRIPTS = ("finetune.py", "train.py")
@@ -64,7 +64,7 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 
 def _translate(words: Sequence[Word], options: Options, command: Command) -> Translation:
-    return Draft(_DIALECT, words, command, options).finish("train")
+    return Draft(DIALECT, words, command, options).finish("train")
 
 
 def _read(document: Document) -> list[Word]:

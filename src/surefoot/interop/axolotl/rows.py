@@ -238,7 +238,7 @@ _ROWS: tuple[Row, ...] = (
     *_listed("affects how experts are computed, not results",
              "experts_implementation use_scattermoe use_sonicmoe llama4_linearized_experts"),
     *_listed("Axolotl does not read it",
-             "gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier "
+             "gptq_disable_exllama gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier "
              "base_model_ignore_patterns full_finetune context_parapllel_size test_value"),
     listed("fp8", None, "the products of training are computed in 16 bits here, more exactly"),
     *_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
@@ -279,7 +279,9 @@ _ROWS: tuple[Row, ...] = (
     *_refused("belongs to a training method that surefoot does not support", "leave it out",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
               "lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft curriculum_sampling "
-              "reinit_weights ebft do_bench_eval"),
+              "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
+    *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits", "leave it out",
+              "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),
     *_refused("surefoot configures this with parallel.engine", "leave it out", "deepcompile"),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes that divide one batch") for name in SAME_BATCH),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes with a batch each") for name in OWN_BATCH),
@@ -307,6 +309,7 @@ _ROWS: tuple[Row, ...] = (
               "peft_ensure_weight_tying"),
 )  # fmt: skip
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
+PARTS = {"nemo_gym_": "nemo_gym_enabled", "relora_": "relora", "expert_parallel_": "expert_parallel_size"}
 ALIASES: Mapping[str, str] = {
     f"{BLOCK}vllm_importance_sampling_cap": f"{BLOCK}vllm_importance_sampling_clip_max",
     "evaluation_strategy": "eval_strategy",

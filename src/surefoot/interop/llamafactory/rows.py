@@ -60,6 +60,13 @@ def _attention_word(value: Any) -> str:
     return {True: "fa2", False: "disabled"}[value] if isinstance(value, bool) else str(value)
 
 
+MEGATRON = (  # the last ones are read with USE_MCA alone
+    "use_mca", "use_megatron_bridge", "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel",
+    "expert_model_parallel_size", "context_parallel_size", "use_distributed_optimizer", "overlap_param_gather",
+    "overlap_grad_reduce", "bias_activation_fusion", "apply_rope_fusion", "moe_grouped_gemm", "recompute_granularity",
+    "moe_token_dispatcher_type", "export_hf_on_finish", "use_packed_sequences",
+)  # fmt: skip
+PARTS = {"apollo_": "use_apollo", "oft_": "finetuning_type: oft", "kt_": "use_kt"}
 MODEL = (
     joint("model_name_or_path", None, ("model.path",), type=text),
     joint("adapter_name_or_path", None, ("adapter.initial",),
@@ -161,8 +168,7 @@ FINETUNING = (
     joint("finetuning_type", "lora", ("adapter.kind", "model.trained"), "lora, full or freeze", back=freeze.kind),
     joint("use_llama_pro", False, ("model.trained",), "finetuning_type: freeze", back=freeze.spread),
     refused("use_adam_mini", False, "surefoot has no Adam-mini", "use optim: adamw_8bit"),
-    refused("use_mca", False, "surefoot has no Megatron", "leave it out"),
-    refused("use_megatron_bridge", False, "surefoot has no Megatron", "leave it out"),
+    *(refused(name, False, "surefoot has no Megatron", "leave it out") for name in MEGATRON),
     refused("use_hyper_parallel", False, "surefoot configures this with parallel.engine", "leave it out"),
     *all_listed("is for several processes", hyper_parallel_args=None, hyper_parallel_cp_size=1),
     joint("use_muon", False, ("optim.name",), back=equals("optim.name", "muon")),
@@ -226,6 +232,7 @@ FINETUNING = (
     *all_listed("belongs to use_galore", galore_target="all", galore_rank=16, galore_update_interval=200),
     *all_listed("belongs to use_galore", galore_scale=2.0, galore_proj_type="std", galore_layerwise=False),
     refused("use_apollo", False, "surefoot has no APOLLO", "use adapter: lora, or optim: adafactor"),
+    refused("use_kt", False, "surefoot has no KTransformers", "leave it out"),
     refused("use_badam", False, "surefoot has no BAdam", "use adapter: lora, or optim: adafactor"),
     *all_listed("belongs to use_badam", badam_mode="layer", badam_start_block=None, badam_switch_mode="ascending"),
     *all_listed("belongs to use_badam", badam_switch_interval=50, badam_update_ratio=0.05, badam_mask_mode="adjacent"),

@@ -16,7 +16,7 @@ from surefoot.interop.launch import MORE, Command, Options, inherited, visible_d
 from surefoot.interop.llamafactory import back
 from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
-from surefoot.interop.llamafactory.rows import ROWS
+from surefoot.interop.llamafactory.rows import PARTS, ROWS
 from surefoot.interop.llamafactory.rules import RULES
 from surefoot.interop.settings import names, number, text, whole
 from surefoot.interop.tool import Target, Tool
@@ -33,7 +33,7 @@ from surefoot.interop.words import (
 )
 
 NAME = "LLaMA-Factory"
-DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES)
+DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES, parts=PARTS)
 _PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher")
 _SCRIPTS = ("train.py", "train_bash.py")  # names from before it had a command
 _SWITCHES = frozenset(name for name, row in ROWS.items() if isinstance(row.default, bool))
