@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.configs import ANYTHING, mutated_configs, write_config
-from surefoot.config import load, problems
+from surefoot.config import load, paths, problems
 from surefoot.config.dump import dump_config, plain_config
 from surefoot.config.keys import all_keys, as_yaml
 from surefoot.config.load import load_config
+from surefoot.config.paths import nearest_path
 from surefoot.config.schema import RunConfig
 from surefoot.config.suggestions import OTHER_NAMES, nearest_key
 from surefoot.method_facts.losses import OTHER_WAYS
@@ -460,6 +461,19 @@ def test_the_config_file_itself(tmp_path: Path) -> None:
     assert path.name in missing
     (tmp_path / "config.yaml").write_text(path.read_text())
     assert faults(tmp_path)[0].endswith("config.yaml?")
+
+
+def test_a_suffix_in_common_makes_no_names_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meant() -> str:
+        return nearest_path(tmp_path / "alpca.json", (".json", ".jsonl"))
+
+    (tmp_path / "pt.jsonl").touch()
+    assert not meant().endswith("?")
+    (tmp_path / "alpaca.json").touch()
+    assert meant().endswith("alpaca.json?")
+    (tmp_path / "alpaca.json").unlink()
+    monkeypatch.setattr(paths, "CLOSE", 0.0)  # twin
+    assert meant().endswith("pt.jsonl?")
 
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

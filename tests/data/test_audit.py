@@ -282,6 +282,14 @@ def test_cautions_give_numbers_and_places(encoder, ids):
     assert [one.endswith("…)") for one in others] == [True, False, False, False, True]
 
 
+@pytest.mark.parametrize(("flag", "lost"), [(PROMPT_CUT, 0), (PROMPT_CUT | PROMPT_LOST, 0), (STOP_LOST, 2), (0, 0)])
+def test_only_what_was_lost_is_named(encoder, ids, flag, lost):
+    good, kept = (numbers("bos 5 6 eot", ids), "..##"), (numbers("bos 5 eot", ids), ".##")
+    (said,) = cautions(audited(dataset(kept, good, flags=(0, TRUNCATED | flag), lost=lost), encoder, ids))
+    assert said.count("; ") == flag.bit_count() + bool(lost)
+    assert "0" not in re.findall(r"\d+", said)
+
+
 def test_rows_of_a_file_of_one_line_are_told_apart(encoder, ids):
     good = (numbers("bos 5 6 eot", ids), "..##")
     audit = audited(dataset(good), encoder, ids)

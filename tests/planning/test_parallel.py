@@ -204,6 +204,9 @@ def test_what_is_read_before_it_is_shared_out_is_said(asked, local, said):
     caution_loading(found, RanksFacts(8, local), 14 * GIB, notes)
     assert len(notes.cautions) == said
     assert all(gives(caution, "14.0") and gives(caution, f"{14 * local}.0") for caution in notes.cautions)
+    found, notes = plan(8, **asked)
+    caution_loading(found, RanksFacts(8, local), GIB // 9, notes)  # too little to be a worry
+    assert notes.cautions == []
 
 
 @pytest.mark.parametrize(("world", "rollouts", "refused"), [(2, "vllm", 1), (1, "vllm", 0), (2, "embedded", 0)])

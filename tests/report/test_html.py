@@ -9,6 +9,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib import resources
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from surefoot.report import html
 from surefoot.report import html as page
 from surefoot.report.html import draw_report, render, write_report
 from surefoot.report.wording import number
+from surefoot.system.errors import EnvironmentFault, Fault
 
 ASSETS = resources.files("surefoot.report") / "assets"
 
@@ -217,6 +219,14 @@ def test_a_report_that_cannot_be_made_is_a_caution(finished, monkeypatch):
     assert names == []
     (caution,) = cautions
     assert all(gives(caution, one) for one in ("report.html", "ZeroDivisionError"))
+
+
+def test_a_disk_that_takes_no_report_is_named_once(finished, monkeypatch):
+    fault = EnvironmentFault(Fault(str(finished / "report.html"), "cannot be written", code="SF-DISK-FULL"))
+    monkeypatch.setattr(html, "write_report", Mock(side_effect=fault))
+    (caution,) = draw_report(finished)[1]
+    assert caution.count("report.html") == 1
+    assert not gives(caution, "EnvironmentFault")
 
 
 def test_a_template_that_lacks_a_value_is_an_error():

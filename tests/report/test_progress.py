@@ -15,6 +15,7 @@ from surefoot.report.wording import (
     duration_text,
     eta_text,
     eval_fields,
+    eval_sentence,
     fitted,
     number,
     sample_text,
@@ -58,8 +59,8 @@ def test_a_step_in_one_line():
     progress.evaluation(EVALUATION, improved=True)
     progress.step(STEP, TIMING)
     evaluation, step = stream.getvalue().splitlines()
-    assert numbers(evaluation) == [["100:", "1.301"], ["61.2"], ["2.1"], []]  # the last: it is the best so far
-    assert numbers(step) == [["120/1000"], ["1.234"], ["0.420"], ["3,512"], ["00:41"], []]
+    assert numbers(evaluation) == [["100:", "1.301"], ["3.673"], ["61.2", "4,012"], ["2.1"], []]  # the best so far
+    assert numbers(step) == [["120/1000"], ["1.234"], ["9.1e-05"], ["0.420"], ["3,512"], ["00:41"], []]
     assert step.endswith(" ok")
     progress.evaluation(EVALUATION)  # twin: it is not
     assert numbers(stream.getvalue().splitlines()[-1]) == numbers(evaluation)[:-1]
@@ -78,6 +79,25 @@ def test_the_log_has_all_of_a_line_and_a_wide_terminal_too(tmp_path):
     ]
 
 
+def test_every_line_in_a_pipe_has_the_same_fields(monkeypatch):
+    """Though a number is longer in one of them, and though there has been an evaluation."""
+
+    def fields():
+        progress, stream = plain()
+        progress.step(STEP, TIMING)
+        progress.evaluation(EVALUATION)
+        progress.step(dataclasses.replace(STEP, step=999, lr=0.000123, loss=123.4), TIMING)
+        first, _, later = stream.getvalue().splitlines()
+        return [re.sub(r"\d[\d,.:/e-]*", "N", line) for line in (first, later)]
+
+    first, later = fields()
+    assert first == later
+    assert first.count("N") == 6
+    monkeypatch.setattr(wording, "_DETAIL", 9)  # twin: the last evaluation is shown as well
+    first, later = fields()
+    assert first != later
+
+
 PAIRS = {"reward_accuracy": 0.6, "reward_margin": 0.0145, "reward_chosen": -0.008207, "reward_rejected": -0.005399}
 PPO = {"reward": 0.009149, "kl": 0.0141}
 
@@ -93,6 +113,15 @@ def test_what_a_method_is_about_is_the_last_of_its_numbers_to_go(metrics, kept, 
     assert f"{kept} " in fitted(eval_fields(evaluation, True), 80)
     monkeypatch.setattr(wording, "_SHOWN", wording._SHOWN[::-1])  # twin: their order is what decides
     assert kept not in fitted(step_line(report, 1000, TIMING, "ok", None), 80)
+
+
+def test_an_evaluation_of_rewards_gives_the_reward_and_not_minus_it():
+    found = dataclasses.replace(EVALUATION, perplexity=None, accuracy=None, metrics={"reward": 0.25}, loss=-0.5)
+    of_answers = dataclasses.replace(found, unit="response_tokens")
+    first, *others = numbers(eval_sentence(of_answers, False))
+    assert first == ["100:", "0.25"]
+    assert others == [["4,012"], ["2.1"]]
+    assert numbers(eval_sentence(found, False))[0] == ["100:", "0.5"]  # twin: it is known by its unit
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])

@@ -12,6 +12,7 @@ from helpers.seeing import seeing
 from helpers.tiny_models import tiny_llama
 from surefoot.data.audit import Sample
 from surefoot.report.console import Console
+from surefoot.runs import summary
 from surefoot.runs.custom import NOTHING
 from surefoot.runs.prepare import prepare
 from surefoot.runs.run_folder import inspect_folder
@@ -24,10 +25,10 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def example(folder, stage, rows):
+def example(folder, stage, rows, max_length=64):
     """The answer that the line `example` has between its marks, with what stands before it."""
     (folder / "rows.json").write_text(json.dumps(rows))
-    data = {"train": str(folder / "rows.json"), "max_length": 64}
+    data = {"train": str(folder / "rows.json"), "max_length": max_length}
     config = run_config(stage=stage, model=str(folder / "base"), data=data, output=str(folder / "run"), adapter=None)
     screen = io.StringIO()
     prepare(config, inspect_folder(config, "new"), Console(screen), NOTHING)
@@ -58,6 +59,18 @@ def test_where_no_sample_is_good_its_verdict_is_said(workplace):
     shown = example(workplace, "kto", judged(False, True, False, True, False))  # the first, the middle and the last
     assert "(bad)" in shown
     assert "sky sky" not in shown
+
+
+def test_a_long_dialogue_is_shortened(workplace, monkeypatch):
+    turns = [{"role": role, "content": f"word {n}"} for n in range(16) for role in ("user", "assistant")]
+    rows = [{"messages": turns}] * 3
+    shown = example(workplace, "sft", rows, 512)
+    assert gives(shown, "0")
+    assert gives(shown, "15")
+    assert not gives(shown, "8")
+    assert len(shown) < 1200
+    monkeypatch.setattr(summary, "_EXAMPLE", 10_000)  # twin
+    assert gives(example(workplace, "sft", rows, 512), "8")
 
 
 def trains(base, folder, **asked):

@@ -133,10 +133,10 @@ _HINT = "/help lists the commands; /exit or Ctrl-D ends the chat"
 _COMMAND = re.compile(r"/[A-Za-z]+\s*")  # one word only, so that a path is not taken for a command
 _HELP = """\
 /image FILE  attach a picture to the next message
-/reset   forget the conversation, keep the system text
-/exit    end the chat; /quit and Ctrl-D do the same
-/help    show this
-Ctrl-C   stop the current answer
+/reset       forget the conversation, keep the system text
+/exit        end the chat; /quit and Ctrl-D do the same
+/help        show this
+Ctrl-C       stop the current answer
 Everything else is sent to the model. Start a line with a space to send a /word."""
 
 

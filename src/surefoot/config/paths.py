@@ -16,7 +16,7 @@ from surefoot.config.problems import Problem
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.system.locations import DATA_SUFFIXES, DESCRIPTION, is_hub_data, looks_local
-from surefoot.system.messages import nearest_word
+from surefoot.system.messages import CLOSE, likeness, nearest_word
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a percentage
 _ONLY_ON_THE_HUB = ("subset", "split", "revision", "streaming")
@@ -70,7 +70,9 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
         for entry in _entries(missing.parent)
         if not entry.name.startswith(".") and (entry.name.lower().endswith(suffixes) or os.path.isdir(entry))
     ]
-    if (name := nearest_word(missing.name, [*neighbors, *extra])) is not None:
+    # A suffix in common makes no names alike: pt.jsonl is not meant by alpca.json.
+    alike = [name for name in neighbors if likeness(missing.stem, Path(name).stem) >= CLOSE]
+    if (name := nearest_word(missing.name, [*alike, *extra])) is not None:
         near = missing.parent / name / path.relative_to(missing)
         found = name if name in extra else near if os.path.exists(near) else missing.parent / name
         return f"did you mean {found}?"

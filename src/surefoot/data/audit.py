@@ -221,11 +221,14 @@ def cautions(audit: Audit) -> tuple[str, ...]:
         ends = f"an answer lost its end in {audit.stop_lost}"
         if audit.kind == "pairs":
             ends = f"{audit.stop_lost} of {2 * audit.kept} answers lost their end"
-        found.append(
-            f"{unit} truncated to max_length: {audit.truncated} of {audit.kept}; the user's text lost its beginning in "
-            f"{audit.prompt_cut} and was removed completely in {audit.prompt_lost}; {ends}; answers removed "
-            f"completely: {audit.answers_lost}"
+        losses = (
+            (audit.prompt_cut, f"the user's text lost its beginning in {audit.prompt_cut}"),
+            (audit.prompt_lost, f"the user's text was removed completely in {audit.prompt_lost}"),
+            (audit.stop_lost, ends),
+            (audit.answers_lost, f"answers removed completely: {audit.answers_lost}"),
         )
+        said = (text for count, text in losses if count)
+        found.append("; ".join((f"{unit} truncated to max_length: {audit.truncated} of {audit.kept}", *said)))
     if source.unkept:
         found.append(f"tokenized data is not cached for the next start: {source.unkept}")
     if audit.control_text:
@@ -235,7 +238,7 @@ def cautions(audit: Audit) -> tuple[str, ...]:
         found.append(f"{unit} that are exact copies of others: {audit.duplicates} ({where})")
     if audit.overlap:
         where = _places(audit.overlap_places)
-        found.append(f"evaluation {unit} that are also in the training data: {audit.overlap} of {audit.kept} ({where})")
+        found.append(f"{unit} that are also in the training data: {audit.overlap} of {audit.kept} ({where})")
     if audit.pairs:
         found += pair_cautions(audit.pairs)
     if audit.kind == "judged" and audit.good in (0, audit.kept):

@@ -18,7 +18,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import trainable_tensors
 from surefoot.planning.plan import OFF, AdapterPlan, Choice, MemoryPlan, ParallelPlan, PrecisionPlan
 from surefoot.planning.workload import BYTES, Workload
-from surefoot.system.messages import size_text
+from surefoot.system.messages import GIB, size_text
 
 SINGLE = ParallelPlan()
 ELEMENTWISE = ("adamw", "sgd")  # optimizers that update each element independently
@@ -148,7 +148,7 @@ def check_server(plan: ParallelPlan, rollouts: str, key: str, notes: Notes) -> N
 
 def caution_loading(plan: ParallelPlan, ranks: RanksFacts, loaded: int, notes: Notes) -> None:
     """Caution about host memory. loaded: bytes of all weights, which each rank reads before it keeps its shard."""
-    if ranks.world == 1 or not sharder(plan):
+    if ranks.world == 1 or not sharder(plan) or ranks.local * loaded < GIB:
         return
     each, together = size_text(loaded), size_text(ranks.local * loaded)
     who = f"each of {ranks.local} ranks on a machine reads" if ranks.local > 1 else "each rank reads"

@@ -30,7 +30,6 @@ from surefoot.system.messages import clean
 from surefoot.system.process import TerminalWishes
 
 _LOG_WIDTH = 120  # columns of a table in run.log, and on a stream that has no width of its own
-_PLAIN_WIDTH = 80  # columns of a progress line on such a stream
 _SILENT = 30.0  # seconds of silence after which a plain console shows that the run is alive
 _ASCII = {"·": "|", "…": "...", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "×": "x", "✓": "ok"}
 _ASCII |= {"⟦": "[[", "⟧": "]]"}  # marks of the learned part of a data sample
@@ -86,10 +85,9 @@ class Console:
         return show
 
     @property
-    def columns(self) -> int:
-        """Width for lines that are shortened to fit. Files and pipes get a default, since they are often read on a
-        terminal."""
-        return self.screen.width if self._has_width else _PLAIN_WIDTH
+    def columns(self) -> int | None:
+        """Width for lines that are shortened to fit; None for files and pipes, which have none."""
+        return self.screen.width if self._has_width else None
 
     def say(self, text: str = "", *, style: str = "", logged: str | None = None) -> None:
         """Print text (one line or several) and log it. Long lines are not wrapped.

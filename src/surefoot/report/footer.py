@@ -172,6 +172,9 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
         "eval_kl": "KL {:.4g}",
         "eval_response_length": "{:.1f} tokens per answer",
     }
+    if results.get("eval_reward") is not None:
+        known = {key: form for key, form in known.items() if key != "eval_loss"}  # only minus the reward
+        known["eval_reward"] = "evaluation reward {:.4g}"
     figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
     best = [f"best checkpoint-{best_step}"] if best_step is not None else []
     return [" · ".join(figures + best)] if figures or best else []

@@ -27,6 +27,7 @@ from surefoot.report.record import RunRecord, read_run
 from surefoot.report.status import Status, reported_status, verdict
 from surefoot.report.tables.audit import audit_views
 from surefoot.system import durable
+from surefoot.system.errors import EnvironmentFault
 from surefoot.system.folders import MANIFEST as MANIFEST
 
 _ASSETS = resources.files("surefoot.report") / "assets"
@@ -114,6 +115,8 @@ def draw_report(run: Path) -> tuple[list[str], list[str]]:
     """Call `write_report` at the end of a run. Return the file's name, or a caution if it failed."""
     try:
         return [write_report(run).name], []
+    except EnvironmentFault as error:
+        return [], [str(error)]
     except Exception as error:  # a failed report must not lose the model
         return [], [f"{NAME} was not written: {type(error).__name__}: {error}"]
 

@@ -70,13 +70,13 @@ class Progress:
             if self._live:
                 self._console.note(wording.fitted(fields))
             else:
-                self._console.say(wording.fitted(fields, self._console.columns), logged=wording.fitted(fields))
+                self._console.say(wording.shown_fields(fields, self._console.columns), logged=wording.fitted(fields))
         self._draw()
 
     def evaluation(self, report: EvalReport, *, improved: bool = False) -> None:
         self._last_eval = report
         fields = wording.eval_fields(report, improved)
-        self._console.say(wording.fitted(fields, self._console.columns), logged=wording.fitted(fields))
+        self._console.say(wording.shown_fields(fields, self._console.columns), logged=wording.fitted(fields))
 
     def event(self, sentence: str, *, style: str = "") -> None:
         """Print an event on its own line, above the bar."""

@@ -20,6 +20,9 @@ _SHOWN = (  # metrics of a step, most important first
 )
 
 
+_DETAIL = 6  # from this priority on, a field is left out where a line has no width to fit
+
+
 @dataclass(frozen=True)
 class Field:
     """A part of a line.
@@ -45,6 +48,12 @@ def fitted(fields: Sequence[Field], width: int | None = None) -> str:
         del kept[last]
 
 
+def shown_fields(fields: Sequence[Field], width: int | None) -> str:
+    """The line for the screen. width: in columns; None for a file or a pipe, which gets the same fields in every
+    line."""
+    return fitted(fields, width) if width is not None else fitted([one for one in fields if one.spare < _DETAIL])
+
+
 def step_line(
     report: StepReport, total_steps: int, timing: Timing, state: str, last_eval: EvalReport | None
 ) -> list[Field]:
@@ -58,7 +67,9 @@ def step_line(
 
 def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | None) -> list[Field]:
     """The measurements of a step, most important first."""
-    evaluation = [] if last_eval is None else [Field(f"(eval {last_eval.loss:.4g} @ {last_eval.step})", 6, joined=True)]
+    evaluation = (
+        [] if last_eval is None else [Field(f"(eval {_headline(last_eval)} @ {last_eval.step})", 6, joined=True)]
+    )
     unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
     fields = [
         *([] if unmeasured else [Field(f"loss {number(report.loss)}"), *evaluation]),
@@ -115,11 +126,11 @@ def eval_fields(report: EvalReport, improved: bool) -> list[Field]:
     counted = f"{report.weight:,} {report.unit.replace('_', ' ')}"
     known = {name for name, _, _ in _SHOWN}
     return [
-        Field(f"evaluation after step {report.step}: loss {report.loss:.4g}"),
+        Field(f"evaluation after step {report.step}: {_headline(report, 'loss ')}"),
         *([] if report.perplexity is None else [Field(f"perplexity {report.perplexity:.4g}", 4)]),
         *([] if report.accuracy is None else [Field(f"accuracy {report.accuracy:.1%}", 1)]),
         Field(counted if report.accuracy is None else f"of {counted}", 5, joined=report.accuracy is not None),
-        *_shown(report.metrics),
+        *_shown({name: one for name, one in report.metrics.items() if name != "reward" or not _is_of_rewards(report)}),
         *(
             Field(f"{name.replace('_', ' ')} {value:.4g}", 2)
             for name, value in report.metrics.items()
@@ -128,6 +139,16 @@ def eval_fields(report: EvalReport, improved: bool) -> list[Field]:
         Field(f"{report.seconds:.1f} s", 3),
         *([Field("best so far", 2)] if improved else []),
     ]
+
+
+def _headline(report: EvalReport, said: str = "") -> str:
+    """What an evaluation is about: its loss, or the mean reward where the loss is only minus that. said: before a
+    loss."""
+    return f"reward {report.metrics['reward']:.4g}" if _is_of_rewards(report) else f"{said}{report.loss:.4g}"
+
+
+def _is_of_rewards(report: EvalReport) -> bool:
+    return report.unit == "response_tokens" and "reward" in report.metrics
 
 
 def _shown(metrics: Mapping[str, float]) -> list[Field]:

@@ -47,12 +47,13 @@ def is_free(folder: Path) -> bool:
 
 
 def refuse_occupied(folder: Path, mode: Mode) -> None:
-    if mode == "new":
+    if mode == "new" and _is_run_folder(folder):
         fix = "continue it with --resume, replace it with --overwrite"
         raise InputError(Fault("output", f"{folder} is not empty", fix, code="SF-USE-OUTPUT"))
     if not _is_run_folder(folder):
         what = f"{folder} holds files but no surefoot run: no checkpoint, and no {PLAN} that can be read"
-        raise InputError(Fault("output", what, "nothing in it was changed; check the path", code="SF-USE-OUTPUT"))
+        fix = "name another folder" if mode == "new" else "nothing in it was changed; check the path"
+        raise InputError(Fault("output", what, fix, code="SF-USE-OUTPUT"))
 
 
 def _refuse_own_inputs(config: RunConfig, folder: Path) -> None:

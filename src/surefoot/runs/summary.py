@@ -27,7 +27,8 @@ from surefoot.runs.profiling import Arithmetic
 from surefoot.system.messages import counted, first_few, size_text
 
 _OF_SOME = ("bos.scale", "alignment.", "ppo.", "reward.", "shared prompts")  # choices that only some runs have
-_SAMPLE = 240  # characters shown of the example
+_SAMPLE = 240  # characters shown of a long part of the example
+_EXAMPLE = 480  # characters shown of its beginning, and as many of its end
 
 
 def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> RenderableType:
@@ -114,7 +115,15 @@ def _example(data: PreparedData) -> Text:
     sample = min(data.audit.samples, key=lambda one: (not one.learned_as_good, one.tokens))
     verdict = f" ({sample.verdict})" if sample.verdict else ""
     shown = sample_text(sample, _SAMPLE, _SAMPLE // 4, lines=False)
-    return Text(f"row {sample.number}{verdict}: ") + shown
+    return Text(f"row {sample.number}{verdict}: ") + _shortened(shown)
+
+
+def _shortened(text: Text) -> Text:
+    """The first and last characters of a long dialogue, and how many are left out between them."""
+    left_out = len(text) - 2 * _EXAMPLE
+    if left_out <= 0:
+        return text
+    return Text.assemble(text[:_EXAMPLE], f" … ({left_out:,} more characters) … ", text[-_EXAMPLE:])
 
 
 def _batch(config: RunConfig, plan: RunPlan, shown: Mapping[str, str], times: Timetable) -> str:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from helpers.faults import gives
 from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import listing
 from surefoot.commands.board.listing import Overview, last_records, list_runs
@@ -52,6 +53,23 @@ def test_an_ended_run_has_the_figures_of_its_report(root):
     assert (found.evaluation, found.speed) == tuple(shown[name] for name in named)
     assert found.loss == {one.name: one.value for one in figures(record.rows, "running", {})}["training loss"]
     assert found.loss != shown["training loss"]
+
+
+def test_a_run_that_learns_from_rewards_shows_them(root, monkeypatch):
+    """Its loss is near 0, and that of its evaluation minus the reward."""
+    rows = [row | {"reward": row["current_steps"] / 8} for row in log_rows(4)]
+    for row in rows:
+        if "eval_loss" in row:
+            row |= {"eval_reward": 0.75, "eval_loss": -0.75}
+        row["response_tokens"] = row.pop("supervised_tokens", 9)
+    rows.append({**train_row(5, 5, 1e-9), "reward": 0.625, "response_tokens": 9})
+    rows.append({"current_steps": 5, "eval_loss": -0.75, "eval_reward": 0.75, "eval_response_tokens": 9})
+    write_run(root / "grpo", rows)
+    found = seen(root)["grpo"]
+    assert gives(found.loss, "0.625")
+    assert found.evaluation == "0.75"
+    monkeypatch.setattr(listing, "evaluates_rewards", lambda rows: False)  # twin
+    assert not gives(seen(root)["grpo"].loss, "0.625")
 
 
 def test_twin_those_of_the_last_step_are_others(root, monkeypatch):

@@ -424,6 +424,20 @@ def test_a_record_without_the_right_answer_is_named(world, tmp_path):
         run(config)
 
 
+def test_a_function_that_asks_for_an_unknown_field_is_refused_before_the_model_is_read(world, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def score(prompts, responses, answr):\n    return [0.0 for _ in responses]\n"
+        "def right(prompts, responses, answer):\n    return [float(len(one)) for one in responses]\n"
+    )
+    config = config_of(world, tmp_path / "run", rewards=["json", f"{own}:score"])
+    with pytest.MonkeyPatch.context() as patch, raises_fault("SF-OWN-FUNCTION", "grpo.rewards.1.name"):
+        patch.setattr("surefoot.runs.steps.load_models", None)
+        run(config, reward=None)
+    config["grpo"]["rewards"] = [f"{own}:right"]
+    run(config, reward=None)  # twin
+
+
 @pytest.mark.parametrize(
     ("rewards", "unread"),
     [(["numeric"], []), (["numeric", {"name": "json", "field": "answer"}], []), (["json"], ["answer"])],

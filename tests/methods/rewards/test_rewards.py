@@ -10,7 +10,7 @@ from helpers.faults import raises_fault
 from surefoot.config.methods import RewardTerm
 from surefoot.methods.rewards.answers import Answers
 from surefoot.methods.rewards.graders import expected_fault
-from surefoot.methods.rewards.terms import grade_all, of_function, open_rewards
+from surefoot.methods.rewards.terms import grade_all, needed_fields, of_function, open_rewards
 
 
 def answers(*responses: str, records=None, stopped=True) -> Answers:
@@ -100,6 +100,23 @@ def test_a_function_gets_the_fields_that_it_names_and_records_stay_with_their_an
 
     assert [one.value for one in own(score)] == [0.0, 1.0, 2.0]
     assert [(one.value, one.reason) for one in own(everything)] == [(n, "its length") for n in (1.0, 2.0, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "convention", "turns", "needed"),
+    [
+        ("prompts, responses, answer, response_ids, records, unit='m'", None, False, ["answer"]),
+        ("prompts, responses, /, *, answer, turns", None, True, ["answer"]),
+        ("prompts, responses, turns", None, False, ["turns"]),
+        ("*texts, answer, **fields", None, False, ["answer"]),
+        ("completions, prompts, completion_ids, answer, **fields", "trl", False, ["answer"]),
+    ],
+)
+def test_fields_that_a_function_cannot_do_without(tmp_path, declared, convention, turns, needed):
+    (tmp_path / "own.py").write_text(f"def score({declared}):\n    return [0.0]\n")
+    term = RewardTerm(name=f"{tmp_path / 'own.py'}:score", convention=convention)
+    assert needed_fields(term, turns) == needed
+    assert needed_fields(RewardTerm(name="json"), turns) == []
 
 
 @pytest.mark.parametrize("turns", [False, True])

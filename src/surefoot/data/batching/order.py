@@ -221,9 +221,8 @@ def split(counts: Sequence[int], held_out: int | float, seed: int) -> list[tuple
         what = f"{held_out} holds out {wanted} of {total} records, which leaves none to train on"
         if len(counts) > 1:
             what += " in some source"
-        raise InputError(
-            Fault("data.eval", what, f"hold out at most {sum(most)}, or set a file", code="SF-DATA-SHARES")
-        )
+        fix = f"hold out at most {sum(most)}, or set a file" if any(most) else "set a file"
+        raise InputError(Fault("data.eval", what, fix, code="SF-DATA-SHARES"))
     taken = apportion(wanted, counts, most)
     return [_halves(count, part, seed, source) for source, (count, part) in enumerate(zip(counts, taken, strict=True))]
 

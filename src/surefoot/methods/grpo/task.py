@@ -5,6 +5,7 @@ batch.size counts answers, so a step has batch.size / grpo.group prompts (`suref
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -21,11 +22,11 @@ from surefoot.methods.losses.mismatch import Correction
 from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import Task
 from surefoot.methods.rewards.graders import COMPARING, expected_fault
-from surefoot.methods.rewards.terms import open_rewards
+from surefoot.methods.rewards.terms import needed_fields, open_rewards
 from surefoot.methods.rollouts import prompts_task
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.system.errors import Fault, InputError
-from surefoot.system.messages import first_few
+from surefoot.system.messages import first_few, nearest_word
 
 
 def prepare_grpo(
@@ -42,7 +43,7 @@ def prepare_grpo(
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
     if environment is not None:
         turn_marks(config, tokens, tokenizer, data, environment.role)
-    if faults := _without_expected(config, data):
+    if faults := [*_without_expected(config, data), *_without_fields(config, data)]:
         raise InputError(faults)
     return data
 
@@ -62,6 +63,22 @@ def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:
                 fix = f"rows {rows}: name the field with the right answer (grpo.rewards, field:), or leave them out"
                 found.append(Fault(f"{file}:{line}", f"row {row}: {wrong[0][1]}", fix, code="SF-REWARD"))
     return found
+
+
+def _without_fields(config: RunConfig, data: PreparedData) -> Iterator[Fault]:
+    """Faults for own functions that ask for a field that no record has."""
+    for place, term in enumerate(config.grpo.rewards):
+        needed = set(needed_fields(term, config.grpo.environment is not None))
+        fields: dict[str, None] = {}
+        for number in range(len(data.train)):
+            if needed <= fields.keys():
+                break
+            fields |= dict.fromkeys(data.train.record(number))
+        if lacking := sorted(needed - fields.keys()):
+            near = nearest_word(lacking[0], fields)
+            fix = f"did you mean {near}?" if near else f"they have {', '.join(fields)}"
+            what = f"{term.name} asks for {lacking[0]!r}, which no record has"
+            yield Fault(f"grpo.rewards.{place}.name", what, fix, code="SF-OWN-FUNCTION")
 
 
 def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:

@@ -34,6 +34,8 @@ from surefoot.system.locations import is_address, is_function
 from surefoot.system.posting import Server, server
 
 _AT_ONCE = 16  # requests to a server
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _NO_REWARDS = ("std", "overlong", "environment")  # names in the log as reward_… that are not rewards
 
 
@@ -224,14 +226,35 @@ def _named(function: Callable[..., Any], offered: dict[str, Any], positional: in
 
     positional: number of its parameters that are passed by position.
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin or extension function
-        return {}
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    declared = _declared(function, positional)
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in declared):
         return offered
-    own = [one.name for one in parameters if one.kind is not inspect.Parameter.POSITIONAL_ONLY][positional:]
-    return {name: offered[name] for name in own if name in offered}
+    return {one.name: offered[one.name] for one in declared if one.name in offered}
+
+
+def _declared(function: Callable[..., Any], positional: int = 0) -> list[inspect.Parameter]:
+    """The function's parameters without the first `positional` ones."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin or extension function
+        return []
+    by_place = [one for one in parameters if one.kind in _BY_PLACE][:positional]
+    return [one for one in parameters if one not in by_place]
+
+
+def needed_fields(term: RewardTerm, turns: bool) -> list[str]:
+    """Return the fields of the records without which a user's function cannot be called.
+
+    turns: whether answers have turns with an environment.
+    """
+    name = term.name
+    if not (is_function(name) or name.startswith("entry_point:")):
+        return []
+    trl = term.convention == "trl"
+    given = ("prompts", "completions", "completion_ids") if trl else ("response_ids", "records")
+    declared = _declared(own_function(name, "grpo.rewards"), 0 if trl else 2)
+    needed = [one.name for one in declared if one.default is inspect.Parameter.empty and one.kind in _BY_NAME]
+    return [field for field in needed if field not in given and not (turns and field == "turns")]
 
 
 def _at_address(asked: Server) -> Grade:
