@@ -1,5 +1,6 @@
 """Asking a server: retries, time limits, and one line for whatever goes wrong."""
 
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -7,7 +8,7 @@ import pytest
 
 from helpers.http_stub import answering
 from surefoot.system.errors import EnvironmentFault, InputError
-from surefoot.system.posting import Hangup, Server, server
+from surefoot.system.posting import GivenUp, Requests, Server, server
 
 
 def quick(stub, **limits) -> Server:
@@ -40,6 +41,22 @@ def test_trouble_that_passes_is_asked_again_and_a_refusal_is_not():
         with refused(stub.address + "/"):
             quick(stub).post("/", 1)
         assert len(stub.asked) == 3
+
+
+def test_half_an_answer_is_asked_for_again():
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
+
+    def serve(listening):
+        for body in (b"1", b"17"):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(head + body)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        port = listening.getsockname()[1]
+        assert Server(f"http://127.0.0.1:{port}", pause=0.01).get("/") == 17
 
 
 def test_silence_ends():
@@ -97,21 +114,23 @@ def test_requests_under_way_can_be_given_up(monkeypatch, watched):
     def ask():
         try:
             found.append(given.post("/", 1))
-        except EnvironmentFault as error:
+        except GivenUp as error:
             found.append(error.faults[0].code)
 
     if not watched:
-        monkeypatch.setattr(Hangup, "watch", lambda own, connection: None)
+        monkeypatch.setattr(Requests, "watch", lambda own, connection: None)
     with answering(silent) as stub:
         given, thread = quick(stub, timeout=120.0), threading.Thread(target=ask)
         thread.start()
         assert asked.wait(60)
-        given.hangup()
+        assert given.requests.silence[0] == 1
+        given.requests.give_up()
         thread.join(60 if watched else 0.2)
         assert thread.is_alive() != watched
         goes_on.set()
         thread.join()
         assert found == ["SF-SERVER" if watched else 1]
+        assert given.requests.silence == (0, 0.0)
         with refused(stub.address + "/again"):
             given.post("/again", 1)
         assert [path for path, _ in stub.asked] == ["/"]

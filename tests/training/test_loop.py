@@ -19,6 +19,7 @@ from helpers.toy_model import (
     toy_loss,
 )
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
+from surefoot.system.posting import GivenUp
 from surefoot.training import loop
 from surefoot.training.checkpoint import load_state, newest_verified
 from surefoot.training.engine import ALL
@@ -230,6 +231,22 @@ def test_a_signal_while_evaluating_or_saving_ends_the_run_there(tmp_path, where)
     assert same_bits(bits(whole), bits(job.engine))
     evaluations = [line for line in diary.lines + rest.lines if line.startswith("eval")]
     assert evaluations == [line for line in straight.lines if line.startswith("eval")]
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_batches_that_are_given_up_end_the_run_with_the_step_before(tmp_path, step):
+    """A server was asked for them, and the run is to stop; after step 4 it has been saved already."""
+    job = make_job(tmp_path, toy_engine(dropout=0.3), eval_steps=frozenset())
+
+    def batches(number):
+        if number == step:
+            raise GivenUp(Fault("http://127.0.0.1:9", "was given up", code="SF-SERVER"))
+        return job.batches(number)
+
+    diary = Diary()
+    outcome = run_loop(dataclasses.replace(job, batches=batches), RunState(), diary, diary.stop)
+    assert (outcome.reason, outcome.state.step) == ("interrupted", step - 1)
+    assert [line for line in diary.lines if line.startswith("save")] == ([f"save {step - 1}"] if step > 1 else [])
 
 
 def test_twin_resume_without_moments_differs(tmp_path):

@@ -21,6 +21,7 @@ from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.planning.plan import RunPlan, TokenizerPlan
+from surefoot.system.posting import Server
 from surefoot.training.checkpoint import Checkpoint
 from surefoot.training.engine import ALL, Engine
 from surefoot.training.loop import Memory
@@ -64,6 +65,7 @@ class Task:
     reward: a Python caller's reward function.
     keep: called with every scored answer, for the run folder.
     check_end: called after the last step. Raises NothingLearned if there is nothing to publish.
+    servers: that are asked before and during the steps.
     close: called when no step follows, also after an error; waits for threads that the method has begun.
     """
 
@@ -84,6 +86,7 @@ class Task:
     reward: RewardFunction | None = None
     keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda answers: None
     check_end: Callable[[], None] = lambda: None
+    servers: tuple[Server, ...] = ()
     close: Callable[[], None] = lambda: None
 
     @property
@@ -94,6 +97,11 @@ class Task:
     def examples(self, step: int) -> tuple[RecordName, ...]:
         """Names of the examples of `step_places`."""
         return tuple(self.data.train.name(int(place)) for place in self.step_places(step))
+
+    def give_up(self) -> None:
+        """End all requests to servers, and refuse further ones. For another thread than theirs."""
+        for one in self.servers:
+            one.requests.give_up()
 
     def batches(self, step: int) -> Sequence[Weighted]:
         """Return the batches of a step; runs the model if the method needs it."""

@@ -31,7 +31,7 @@ from surefoot.models.vllm import VllmRollouts
 from surefoot.planning.ahead import draws_alongside
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, IntegrityError
-from surefoot.system.posting import server
+from surefoot.system.posting import Server, server
 from surefoot.training.objective import Objective
 from surefoot.training.ranks import gather_rows
 
@@ -201,13 +201,13 @@ class RolloutEngine:
 
     follow: updates the engine to the current policy; call it before generating.
     alongside: whether it generates in a thread while this process trains.
-    give_up: ends a server's requests that are under way; it takes no others afterwards.
+    servers: that generate; none if this process does.
     """
 
     rollouts: Rollouts
     follow: Callable[[], None]
     alongside: bool = False
-    give_up: Callable[[], None] = lambda: None
+    servers: tuple[Server, ...] = ()
 
 
 def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> RolloutEngine:
@@ -232,4 +232,4 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
             write_policy(loaded.policy, plan, Path(folder))
             client.synchronize(Path(folder), f"surefoot-{uuid.uuid4().hex}")
 
-    return RolloutEngine(client, follow, draws_alongside(section.engine, plan.parallel), asked.hangup)
+    return RolloutEngine(client, follow, draws_alongside(section.engine, plan.parallel), (asked,))

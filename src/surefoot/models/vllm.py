@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +118,7 @@ class VllmRollouts:
 
         numbers = range(len(prompts)) if places is None else places
         most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
-        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(prompts)))) as pool:
+        with self._server.at_once(min(_AT_ONCE, max(1, len(prompts)))) as pool:
             found = list(pool.map(one, range(len(prompts)), numbers, prompts, most))
         return found if self._tells(decoding) else [replace(one, logprobs=None) for one in found]
 

@@ -12,6 +12,7 @@ from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import for_rank, prefetched
 from surefoot.data.batching.subsets import in_padded_rows, longest_row
 from surefoot.methods.method import LoadedModels, Task
+from surefoot.methods.waiting import silence_told
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
@@ -109,6 +110,7 @@ def take_steps(
     ):
         with session.activity.during("preparing the first step"):
             run = with_models(replace(run, task=replace(run.task, keep=observer.answers)), loaded, observer.tell)
+        stop.gives_up(run.task.give_up)
         evaluate, task, current_batch = None, run.task, CurrentBatch()
         if task.evaluates:
             evaluate = make_evaluate(run, loaded, custom.all_metrics, observer, stop, session.activity, current_batch)
@@ -125,7 +127,11 @@ def take_steps(
             rollouts = task.ready is not None
             listener = PaceObserver(observer, arithmetic, observer.caution, rollouts=rollouts, alone=engine.world == 1)
             job = listener.watched(job)
-        with closing(task), profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job:
+        with (
+            closing(task),
+            silence_told(task.servers, observer.tell),
+            profiled(job, profile, arithmetic, run.folder, loaded.state.step, observer) as job,
+        ):
             state = replace(loaded.state, trackers=trackers)
             if phases is not None:
                 phases.end("first step made ready")

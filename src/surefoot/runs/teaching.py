@@ -16,7 +16,7 @@ from surefoot.methods.distill.stored import StoredFacts, Writer, write_facts
 from surefoot.methods.distill.teacher import Alone, open_alone
 from surefoot.methods.losses.sft import supervised_places
 from surefoot.methods.table import functions_of
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import silence_told
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.fast_paths import COMPARED_AT_ONCE
@@ -26,6 +26,7 @@ from surefoot.runs.revisions import pin
 from surefoot.system import durable
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import is_address
+from surefoot.system.posting import Server
 
 _TOKENS = 4096  # of a forward pass, with padding
 
@@ -60,14 +61,15 @@ def teach(
     tokenizer = planned_tokenizer(base, tokens)
     data = functions_of(config.stage).prepare(config, tokens, tokenizer)
     path, layout = str(config.distill.teacher), Layout(tokens.pad_id, tokens=_TOKENS)
+    servers: tuple[Server, ...] = ()
     if is_address(path):
         served = open_model(config)
+        servers = (served.server,)
         common = check_server(served, top, tokenizer, rows, data.train, tokens.max_length.value)
-        waits = Waits(lambda sentence, *, caution=True: say(sentence))
-        alone = Alone(ServedTeacher(served, top, common, waits), torch.device("cpu"), nullcontext)
+        alone = Alone(ServedTeacher(served, top, common), torch.device("cpu"), nullcontext)
     else:
         alone = open_alone(config, rows, say)
-    with durable.staged_folder(out) as staging:
+    with durable.staged_folder(out) as staging, silence_told(servers, lambda sentence, *, caution=True: say(sentence)):
         writer, words = Writer(staging), rows
         for dataset in (one for one in (data.train, data.eval) if one is not None):
             total = len(dataset)

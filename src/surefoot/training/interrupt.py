@@ -5,7 +5,8 @@ the default handler and re-raises the signal, so the process ends as the sender 
 SIGUSR2 evaluates, both after the current step, and the run continues.
 
 With several ranks, a signal may reach any of them at any time. It takes effect once all ranks have agreed on it, at the
-same point of the loop.
+same point of the loop. A single process gives up its requests to servers at once: it would wait for minutes for one
+that does not answer.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class StopRequest:
         self._requests: set[str] = set()
         self._agreed_requests: set[str] = set()
         self._previous: dict[int, object] = {}
+        self._give_up: Callable[[], None] = lambda: None
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -57,6 +59,15 @@ class StopRequest:
     def request(self, name: str) -> None:
         """Request a stop after the current step, as the signal `name` would."""
         self._signal = name
+        if self._totals is None:
+            # In a thread: the interrupted code may hold a lock that it takes.
+            threading.Thread(target=self._give_up, daemon=True).start()
+
+    def gives_up(self, give_up: Callable[[], None]) -> None:
+        """Call this in another thread when a stop is requested, in a single process."""
+        self._give_up = give_up
+        if self._signal is not None:
+            self.request(self._signal)
 
     def agree(self) -> None:
         """Share the requests of all ranks. Collective: every rank must call it at the same point."""

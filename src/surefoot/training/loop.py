@@ -18,6 +18,7 @@ import torch
 from surefoot.data.batching.batch import Weighted
 from surefoot.system.errors import Diverged, Fault, SurefootError
 from surefoot.system.messages import counted
+from surefoot.system.posting import GivenUp
 from surefoot.training.engine import Engine
 from surefoot.training.failure import Attempt, Recorder, look_into
 from surefoot.training.guard import RECENT, StepsLost, spike_ceiling
@@ -62,7 +63,7 @@ class Memory(Protocol):
 class Job:
     """Everything the loop needs to run. Steps count from 1.
 
-    batches: step -> its micro-batches; may run the model.
+    batches: step -> its micro-batches; may run the model. Raises GivenUp if it was aborted because the run is to stop.
     schedules: parameter group -> learning rate schedule.
     evaluate: step -> report, or None if it was aborted because the run is to stop; None without evaluation.
     eval_steps, save_steps: steps after which to evaluate, and to save a checkpoint.
@@ -139,6 +140,7 @@ class _Clock:
 
 
 def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
+    saved = True  # before step 1 there is nothing to save
     if _evaluation_due(job, state):  # the previous session stopped between a step and its evaluation
         state, saved = _evaluate_and_save(job, state, observer, clock)
         if not saved and stop.requested:
@@ -146,8 +148,11 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
     while not is_over(job, state):
         step = state.step + 1
         watch = job.watch(step)
-        with _recorded(job, Attempt(step, phase="batches")), watch("data"):
-            micro_batches = job.batches(step)
+        try:
+            with _recorded(job, Attempt(step, phase="batches")), watch("data"):
+                micro_batches = job.batches(step)
+        except GivenUp:
+            return Outcome(state if saved else _save(job, state, observer, clock), "interrupted")
         state = state.spent("batches", clock.lap())
         lr = {name: schedule.rate(step - 1) for name, schedule in job.schedules.items()}
         attempt = Attempt(step, micro_batches, lr, state.scale)
@@ -240,8 +245,11 @@ def _update_memory(job: Job, memory: Memory, attempt: Attempt, report: StepRepor
 def _evaluated(job: Job, step: int) -> EvalReport | None:
     if job.evaluate is None:
         return None
-    with _recorded(job, Attempt(step, phase="evaluation")):
-        return job.evaluate(step)
+    try:
+        with _recorded(job, Attempt(step, phase="evaluation")):
+            return job.evaluate(step)
+    except GivenUp:
+        return None
 
 
 def _save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> RunState:

@@ -28,8 +28,6 @@ from surefoot.methods.distill.served import ServedTeacher
 from surefoot.methods.distill.teacher import teacher_of
 from surefoot.methods.distill.teacher_record import TeacherRecord
 from surefoot.methods.losses.distill import DistillSettings, distill_objective
-from surefoot.methods.method import ignore
-from surefoot.methods.waiting import Waits
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.served import served_model
 from surefoot.runs.teaching import likeliest
@@ -52,7 +50,7 @@ def served(world: Path, output: Path, address: str, **distill) -> dict:
 
 
 def client(address: str, top: int) -> ServedTeacher:
-    return ServedTeacher(served_model(server(address, "distill.teacher"), None), top, WORDS, Waits(ignore))
+    return ServedTeacher(served_model(server(address, "distill.teacher"), None), top, WORDS)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import signal
 import threading
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from surefoot.methods.rollouts import RolloutEngine
 from surefoot.models import vllm
 from surefoot.runs.output_folder import disk_of
 from surefoot.training import step as training_step
+from surefoot.training.interrupt import StopRequest
 
 __all__ = ["world"]
 STUCK = 60.0  # seconds after which a wait for the other side has failed
@@ -218,6 +220,64 @@ def test_interrupted_while_a_server_is_silent_it_waits_for_nothing_and_goes_on_b
         whole = served(world, tmp_path / "whole", address)
         run(whole)
     assert equal(results(whole), results(config)) == puts_in
+
+
+# What is waited for: number of the first request, to the engine or the grader, that is not answered; last step before.
+WAITS = {"rollout": (17, 2), "redraw": (26, 1), "redraw ahead": (30, 1), "evaluation": (9, 1), "reward": (3, 1)}
+
+
+@pytest.mark.parametrize("where", representatives(tuple(WAITS), *list(WAITS)[1:]))
+@pytest.mark.parametrize("gives_up", representatives([True, False], True))
+def test_interrupted_while_it_waits_for_a_server_it_waits_no_more_and_goes_on_bit_for_bit(
+    world, tmp_path, monkeypatch, where, gives_up
+):
+    """The twin waits for the answer, and is a step or an evaluation further."""
+
+    def interrupts(prompt=None):
+        nonlocal count
+        with lock:
+            count += 1
+            here = count == WAITS[where][0]
+        if here:
+            os.kill(os.getpid(), signal.SIGINT)
+            goes_on.wait(STUCK if gives_up else 0.5)
+
+    def trained(name: str, *, silent: bool = False, **how) -> dict:
+        with drawing(world) as (address, server):
+            config = served(world, tmp_path / name, address, ahead=int(where == "redraw ahead"))
+            given = {"reward": vowels}
+            if where == "reward":
+                config["grpo"]["rewards"], given = [judging.address], {}
+                judge.before = interrupts if silent else lambda: None
+            elif silent:
+                server.before_an_answer = interrupts
+            if where.startswith("redraw"):
+                config["grpo"]["redraw"], given = 2, {"reward": of_some_prompts}
+            if where == "evaluation":
+                config["data"]["eval"], config["eval_every"] = 1, "1 steps"
+            surefoot.train(config, stream=io.StringIO(), **given, **how)
+            goes_on.set()
+        return config
+
+    count, lock, goes_on, judge = 0, threading.Lock(), threading.Event(), Judging()
+    with answering(judge.reply) as judging:
+        with monkeypatch.context() as patched:
+            if not gives_up:
+                patched.setattr(StopRequest, "gives_up", lambda own, give_up: None)
+            trained("cut", silent=True)
+        lines = list(map(json.loads, (tmp_path / "cut" / "trainer_log.jsonl").open()))
+        steps = sum("loss" in line for line in lines)
+        assert (steps > WAITS[where][1] or len(lines) > steps) != gives_up
+        assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == [f"checkpoint-{steps}"]
+        assert equal(results(trained("whole")), results(trained("cut", resume=True)))
+
+
+def of_some_prompts(prompts, responses, answer):
+    """Groups of every other prompt have no spread, so that they are redrawn."""
+    return [
+        float(int(one) % 2 and sum(letter in "aeiou" for letter in text))
+        for one, text in zip(answer, responses, strict=True)
+    ]
 
 
 def draws_with_the_weights_that_are_there(own, draw):

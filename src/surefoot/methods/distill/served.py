@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +33,9 @@ from surefoot.kernels.divergence import Known, Likeliest
 from surefoot.methods.distill.teacher_record import TeacherRecord
 from surefoot.methods.losses.distill import stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs
-from surefoot.methods.waiting import Waits
 from surefoot.models.served import ServedModel, served_model
 from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError
-from surefoot.system.posting import server
+from surefoot.system.posting import Server, server
 
 KEY = "distill.teacher"
 _AT_ONCE = 8  # requests; one with an adapter, with which vLLM 0.32 on a CPU crashes on two at once
@@ -64,8 +62,12 @@ class ServedTeacher:
     record: of the run; None keeps nothing.
     """
 
-    def __init__(self, model: ServedModel, top: int, words: int, waits: Waits, record: TeacherRecord | None = None):
-        self._model, self._top, self._words, self._waits, self._record = model, top, words, waits, record
+    def __init__(self, model: ServedModel, top: int, words: int, record: TeacherRecord | None = None):
+        self._model, self._top, self._words, self._record = model, top, words, record
+
+    @property
+    def server(self) -> Server:
+        return self._model.server
 
     def prepare(self, step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
         """Ask about the examples of a step before it, many at once, whatever their batches. Returns the batches."""
@@ -98,9 +100,8 @@ class ServedTeacher:
                     missing.setdefault(digest, (asked[:length], learned[:length], step))
         if not missing:
             return {}
-        said = f"the teacher is asked about {len(missing)} examples"
         many = 1 if self._model.adapted else min(_AT_ONCE, len(missing))
-        with self._waits.during("teacher", said), ThreadPoolExecutor(many) as pool:
+        with self._model.server.at_once(many) as pool:
             found = dict(zip(missing, pool.map(lambda one: self._one(*one[:2]), missing.values()), strict=True))
         if record is not None:
             for digest, one in found.items():
@@ -177,7 +178,7 @@ def open_served(run: RunInputs, loaded: LoadedModels, words: int, notify: Notify
     words = check_server(model, config.distill.top, run.tokenizer, words, run.task.data.train, longest)
     now = {"model": model.name, "version": model.version}
     record = TeacherRecord(Path(config.output), loaded.engine.rank, loaded.state.step, now)
-    teacher = ServedTeacher(model, config.distill.top, words, Waits(notify), record)
+    teacher = ServedTeacher(model, config.distill.top, words, record)
     before = record.before
     if before is not None:
         if before != now:

@@ -78,13 +78,18 @@ def _all_digested_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     """Open the teacher, and what draws the student's own answers."""
     config, path = run.config, str(run.config.distill.teacher)
-    draw = Drawing(run, loaded, rollout_engine(config, run.plan, loaded)).ready if config.draws else None
+    draw, servers = None, ()
+    if config.draws:
+        engine = rollout_engine(config, run.plan, loaded)
+        draw, servers = Drawing(run, loaded, engine).ready, engine.servers
     if is_address(path):
         served = open_served(run, loaded, student_rows(loaded.policy), notify)
 
         def ready(step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
             return served.prepare(step, batches if draw is None else draw(step, batches))
 
-        return replace(run.task, objective=distill_objective(settings_of(config), served), ready=ready)
+        objective = distill_objective(settings_of(config), served)
+        return replace(run.task, objective=objective, ready=ready, servers=(*servers, served.server))
     teacher = open_stored(path, KEY) if is_stored(path) else open_teacher(config, run.plan, loaded, notify)
-    return replace(run.task, objective=distill_objective(settings_of(config), teacher), ready=draw)
+    objective = distill_objective(settings_of(config), teacher)
+    return replace(run.task, objective=objective, ready=draw, servers=servers)

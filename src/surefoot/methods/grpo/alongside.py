@@ -67,15 +67,19 @@ class Alongside(Generic[Drawn]):
 
     @contextmanager
     def taken(self) -> Iterator[list[Drawn]]:
-        """Wait for what is being drawn, and put in the weights that drew it for the block; [] if there is nothing."""
+        """Wait for what is being drawn, and put in the weights that drew it for the block; [] if there is nothing. The
+        block calls `made` for each. If it ends with an error, a checkpoint has what is left."""
         drawn = [one.result() for one in self._draws]
-        self._draws, self.asked = [], ()
         if not drawn:
             yield []
             return
         with self._put_in():
             yield drawn
-        self.weights = []
+        self._draws, self.weights = [], []
+
+    def made(self, step: int, number: int) -> None:
+        """Note that a rollout's episodes are made, so that it is not asked for again."""
+        self.asked = [one for one in self.asked if one != (step, number)]
 
     def close(self) -> None:
         """Give up what is being drawn, and wait for its thread: until then the server is in use, and the models are in

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,12 +64,8 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         made_with["grpo.environment"] = environment.identity
         rewards = (environment_reward(environment, config.grpo.environment.weight), *rewards)
     engine = rollout_engine(config, run.plan, loaded)
-
-    def give_up() -> None:
-        for end in (engine.give_up, *(one.give_up for one in rewards)):
-            end()
-
-    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model, engine.follow, give_up)
+    task = replace(task, servers=(*engine.servers, *(server for one in rewards for server in one.servers)))
+    alongside: Alongside[tuple[int, int, DrawnAnswers]] = Alongside(loaded.model, engine.follow, task.give_up)
     memory = GroupMemory(Numbers(made_with=made_with), cycles, config.grpo.patience, notify, alongside)
     if loaded.checkpoint is not None:
         memory.restore(loaded.state.step, loaded.state.stage, load_carried(loaded.checkpoint))
@@ -198,6 +195,7 @@ class _Cycle:
         with self.alongside.taken() as drawn:
             for step, number, answers in drawn:
                 self.memory.ahead[number] = self._make(step, number, answers)
+                self.alongside.made(step, number)
 
     def _first(self, step: int, number: int) -> tuple[int, int, DrawnAnswers]:
         """Draw answers to the own prompts of rollout `number`, at step `step`."""
@@ -208,21 +206,24 @@ class _Cycle:
         self, step: int, number: int, answers: DrawnAnswers
     ) -> tuple[tuple[GroupEpisode, ...], RolloutStatistics]:
         """Make the episodes of rollout `number` from the answers to its own prompts, drawn at step `step`, by the
-        weights that drew them."""
+        weights that drew them. The answers are kept when all are there, not before: if a server's requests are given
+        up, a resumed run asks for all of them again."""
         config = self.run.config
         grpo = config.grpo
         where = list(answers.where[:: grpo.group])
-        rollout = self._score(step, number, answers)
+        rollout, lines = self._score(step, number, answers)
         drawn = [rollout]
         for attempt in range(1, grpo.redraw + 1):
             flat = flat_groups(rollout, grpo.group).nonzero().flatten().tolist()
             if not flat:
                 break
             others = self.cycles.others(config.seed, number, attempt, len(flat)).tolist()
-            drawn.append(self._score(step, number, self._draw(step, number, others, attempt), attempt))
-            rollout = with_groups(rollout, flat, drawn[-1], grpo.group)
+            more, new = self._score(step, number, self._draw(step, number, others, attempt), attempt)
+            drawn, lines = [*drawn, more], [*lines, *new]
+            rollout = with_groups(rollout, flat, more, grpo.group)
             for group, other in zip(flat, others, strict=True):
                 where[group] = other
+        self.run.task.keep(lines)
         prompts = self._prompts(where)
         logprobs, reference = self._logprobs(step, rollout)
         facts = loss_facts(config)
@@ -277,8 +278,10 @@ class _Cycle:
             group=grpo.group if grpo.engine == "vllm" else 0,
         )
 
-    def _score(self, step: int, number: int, answers: DrawnAnswers, attempt: int = 0) -> GroupRollout:
-        """Score what `_draw` has drawn, and keep it for the run folder."""
+    def _score(
+        self, step: int, number: int, answers: DrawnAnswers, attempt: int = 0
+    ) -> tuple[GroupRollout, list[dict[str, Any]]]:
+        """Score what `_draw` has drawn; also return each answer's record for the run folder."""
         config = self.run.config
         grpo = config.grpo
         rollout, kept = self.answering.score(self.run.task.data.train, answers)
@@ -293,13 +296,10 @@ class _Cycle:
             numbers = torch.from_numpy(uniform(config.seed, (CONTROL, number, attempt), len(rollout.answers)))
             rollout = replace(rollout, learned=numbers.where(rollout.scores.isfinite(), torch.nan))
         again = {"attempt": attempt} if attempt else {}
-        self.run.task.keep(
-            [
-                {"step": step, "group": place // grpo.group, "member": place % grpo.group, **again, **one}
-                for place, one in enumerate(kept)
-            ]
-        )
-        return rollout
+        return rollout, [
+            {"step": step, "group": place // grpo.group, "member": place % grpo.group, **again, **one}
+            for place, one in enumerate(kept)
+        ]
 
     def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute log-probabilities of policy and reference; before the first update compare them and the engine's."""

@@ -24,7 +24,7 @@ from surefoot.models.folder import resolve_folder
 from surefoot.models.rollout import Rollout
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
-from surefoot.system.posting import server
+from surefoot.system.posting import Server, server
 
 _KEY = "ppo.reward"  # config key, for faults
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
@@ -36,10 +36,12 @@ class Scores:
 
     score: None if the models include a reward model.
     identity: how a resumed run recognizes it.
+    servers: that are asked.
     """
 
     score: Score | None
     identity: str
+    servers: tuple[Server, ...] = ()
 
 
 def reward_model(config: RunConfig) -> str | None:
@@ -62,6 +64,9 @@ def make_scores(config: RunConfig, function: RewardFunction | None, tokenizer: P
     assert named is not None, "checked before"
     if reward_model(config) is not None:
         return Scores(None, head_digest(resolve_folder(named, None, weights=True)))
+    if is_address(named):
+        asked = server(named, _KEY)  # of this run alone: its requests may be given up
+        return Scores(_of_texts(_at_address(asked), tokenizer), named, (asked,))
     return Scores(_of_texts(named_scorer(named), tokenizer), _identity(named))
 
 
@@ -72,7 +77,7 @@ def named_scorer(named: str) -> Scorer:
 
 @functools.lru_cache(maxsize=1)  # a server is identified once; an edited file is loaded again
 def _opened(named: str, identity: str) -> Scorer:
-    return _at_address(named) if is_address(named) else checked(own_function(named, _KEY), named)
+    return _at_address(server(named, _KEY)) if is_address(named) else checked(own_function(named, _KEY), named)
 
 
 def _identity(named: str) -> str:
@@ -122,9 +127,7 @@ def checked(scorer: Callable[..., Any], name: str) -> Scorer:
     return score
 
 
-def _at_address(text: str) -> Scorer:
-    scorer = server(text, _KEY)
-
+def _at_address(scorer: Server) -> Scorer:
     def score(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         reply = scorer.post("", {"prompts": list(prompts), "responses": list(responses)})
         if not isinstance(reply, dict) or "scores" not in reply:

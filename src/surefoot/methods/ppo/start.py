@@ -75,7 +75,8 @@ def start_ppo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         return evaluate_answers(step, prompts, cycle.greedy, cycle.scoring, tokenizer, give_up)
 
     measured = None if held_out is None else evaluate
-    return replace(task, ready=cycle.ready, memory=memory, write=write, evaluate=measured)
+    servers = (*answering.servers, *scores.servers)
+    return replace(task, ready=cycle.ready, memory=memory, write=write, evaluate=measured, servers=servers)
 
 
 @dataclass(frozen=True)

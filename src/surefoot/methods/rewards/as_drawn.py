@@ -23,7 +23,7 @@ One = TypeVar("One")
 
 
 class AsDrawn(Generic[One]):
-    """At the end of its block all requests are answered, or, after an error, those that wait are dropped."""
+    """At the end of its block all requests are answered, or, after an error, given up."""
 
     def __init__(
         self, rewards: Sequence[Reward], size: int, count: int, describe: Callable[[Sequence[int], list[One]], Answers]
@@ -64,5 +64,7 @@ class AsDrawn(Generic[One]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for server in (server for one in self._rewards for server in one.servers if kind is not None):
+            server.requests.give_up()
         for pool in self._pools.values():
             pool.shutdown(cancel_futures=kind is not None)

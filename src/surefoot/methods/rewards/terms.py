@@ -46,7 +46,7 @@ class Reward:
     label: its unique name in logs.
     identity: compared when a run is resumed.
     at_once: groups that are scored at the same time while a server draws others; 0: all answers together, afterwards.
-    give_up: ends its requests that are under way.
+    servers: that are asked.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Reward:
     grade: Grade
     identity: str
     at_once: int = 0
-    give_up: Callable[[], None] = lambda: None
+    servers: tuple[Server, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _open(term: RewardTerm, key: str) -> Reward:
         return made(grader(term, key), name, at_once=int(name in IN_CHILDREN))
     if is_address(name):
         asked = server(name, key)
-        return made(_at_address(asked), name, at_once=_AT_ONCE, give_up=asked.hangup)
+        return made(_at_address(asked), name, at_once=_AT_ONCE, servers=(asked,))
     if is_function(name) or name.startswith("entry_point:"):
         return made(of_function(own_function(name, key), name, term.convention), identity(name))
     if term.is_model:
