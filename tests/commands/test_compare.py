@@ -305,6 +305,20 @@ def test_what_differs_has_names_for_people(monkeypatch: pytest.MonkeyPatch) -> N
     assert names_of(alone)[2][0] == "rank 0.of"
 
 
+def test_a_section_that_only_one_run_has_is_told_without_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = {"used": True, "outside": False, "differs": {"gradient": 8.4e-07}, "limits": {"gradient": 1e-3}}
+    kind = {"value": "lora", "reason": "asked for", "source": "user"}
+    both = {"loss": path, "adapter": path | {"used": False}}
+    plan = (Difference("adapter", {"kind": kind, "rank": 8}, None),)
+    assert names_of({"rank 0.fast_paths.documents": (None, path), "rank 0.fast_paths": (both, None)}) == [
+        ["fast path documents", "none", "used"],
+        ["fast_paths", "loss used, adapter not used", "none"],
+    ]
+    assert shown(plan=plan) == [["adapter", "{kind: lora, rank: 8}", "none"]]
+    monkeypatch.setattr(comparison, "_value_alone", lambda value: value)  # twin
+    assert "reason" in shown(plan=plan)[0][1]
+
+
 def test_a_first_difference_has_the_digits_that_tell_it() -> None:
     a, b = (
         [row(1, loss, grad_norm=norm, skipped=count)]

@@ -13,6 +13,7 @@ import pytest
 
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import COMMANDS
+from surefoot.system.folders import MANIFEST
 
 CASES = {  # the place that is named, and the code; "" of what click refuses
     "capture BASE --out out --layers 0,9": ("--layers: ", "SF-USE-FLAG"),
@@ -44,6 +45,7 @@ CASES = {  # the place that is named, and the code; "" of what click refuses
     "evaluate loss OVER rows.json --max-length 513": ("--max-length: ", "SF-DATA-LENGTH"),
     "tune run.yaml --out rows.json": ("rows.json: ", "SF-USE-OUTPUT"),
     "train run.yaml output=full": ("output: ", "SF-USE-OUTPUT"),
+    "train run.yaml output=begun --resume optim.lr=1": ("optim.lr: ", "SF-RESUME-CHANGED"),
     "train run.yaml output=/proc/none": ("/proc/none: ", "SF-FILE-WRITE"),
     "train run.yaml data.train=cut.json": ("cut.json:1:21: ", "SF-DATA-ROW"),
     "train run.yaml data.train=cut.jsonl.gz": ("cut.jsonl.gz: ", "SF-DATA-FILE"),
@@ -116,6 +118,9 @@ def place(tmp_path_factory):
     (folder / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"instruction": "a", "output": "b"}\n')[:-8])
     (folder / "odd.json").write_text('[{"instructio": "a"}]')
     (folder / "full" / "below").mkdir(parents=True)
+    (folder / "begun" / "checkpoint-2").mkdir(parents=True)
+    (folder / "begun" / "checkpoint-2" / MANIFEST).touch()
+    (folder / "begun" / "config.yaml").write_text("stage: sft\nmodel: BASE\ndata: {train: rows.json}\noutput: begun\n")
     (folder / "run.yaml").write_text("stage: sft\nmodel: BASE\ndata: {train: rows.json}\noutput: run\n")
     return folder
 
@@ -182,6 +187,10 @@ def test_the_first_line_of_a_run_comes_before_torch(place):
         (
             "train run.yaml data.train=cut.json",
             "import surefoot.runs.precheck as early; early.check_before_torch = lambda config, mode: None",
+        ),
+        (
+            "train run.yaml output=begun --resume",
+            "import surefoot.runs.output_folder",
         ),
         (
             "evaluate loss BASE rows.json --max-length 513",

@@ -11,7 +11,6 @@ from helpers.toy_model import save_checkpoint, toy_engine
 from surefoot.config.load import dump_config
 from surefoot.planning.plan import plan_to_json
 from surefoot.runs import output_folder as occupied
-from surefoot.runs import run_folder as module
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder
 from surefoot.system import disk
 from surefoot.system.errors import InputError
@@ -211,7 +210,7 @@ class TestResume:
             look(config(seed=7, optim={"lr": 1e-3}, log_every=5), "resume")
 
     def test_ignoring_changes_would_be_noticed(self, look, config, stopped, monkeypatch):
-        monkeypatch.setattr(module, "diff_configs", lambda old, new: [])
+        monkeypatch.setattr(occupied, "diff_configs", lambda old, new: [])
         with pytest.raises(pytest.fail.Exception):
             self.test_changes_that_are_refused_are_all_named(look, config, stopped)
 

@@ -96,7 +96,7 @@ def compare_runs(a: Path, b: Path) -> Comparison:
 
 def config_differences(a: Path, b: Path) -> list[Difference]:
     """Keys in which the saved configs of two runs differ; empty if either run has no config."""
-    from surefoot.runs.run_folder import CONFIG, with_defaults
+    from surefoot.runs.output_folder import CONFIG, with_defaults
 
     if not ((a / CONFIG).is_file() and (b / CONFIG).is_file()):
         return []

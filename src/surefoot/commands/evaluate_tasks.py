@@ -125,7 +125,7 @@ def commonsense(
     console.show(score_table(rows, headings))
     for caution in cautions(found, requested):
         console.say(f"caution: {caution}")
-    console.say(f"{summary}, {picture}")
+    console.say(f"wrote {summary} and {picture}")
 
 
 @click.command()

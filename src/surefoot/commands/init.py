@@ -43,7 +43,7 @@ from surefoot.system.messages import counted, size_text
 @click.option(
     "--stage",
     type=click.Choice([name for name, method in METHODS.items() if method.first_rate is not None]),
-    help="Training stage.  [default: what DATA fits; for ppo see recipes]",
+    help="Training stage.  [default: what DATA fits; for ppo, grpo and distill see recipes]",
 )
 def init(model: str, data: str, out: Path, stage: str | None) -> None:
     """Look at MODEL (folder or hub id) and DATA (file, folder or hub id) and write a config in which every line is

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"rank (\d+)\.(.+)")
+_FAST = re.compile(r"rank \d+\.fast_paths(\..+)?")
 _OF_A_RANK = {
     "parameters": "parameters held",
     "gradients": "gradients held",
@@ -42,9 +43,24 @@ def spoken(part: str, differences: Sequence[Difference]) -> list[tuple[str, Diff
         return [(one.path.removesuffix(".value"), one) for one in differences if one.path != "environment"]
     if part != "environment":
         return [(one.path, one) for one in differences]
-    shown = [one for one in differences if not _MEASURED.fullmatch(one.path)]
+    shown = [_as_used(one) for one in differences if not _MEASURED.fullmatch(one.path)]
     several = any(one.path.startswith("rank ") and not one.path.startswith("rank 0") for one in shown)
     return [(_of_environment(one.path, several), one) for one in shown]
+
+
+def _as_used(one: Difference) -> Difference:
+    """Of fast paths that only one of the runs has, whether they were used; what was measured of them is of that run."""
+    if not _FAST.fullmatch(one.path):
+        return one
+    return Difference(one.path, *map(_used, (one.old, one.new)))
+
+
+def _used(record: Any) -> Any:
+    if not isinstance(record, dict):
+        return record
+    if "used" in record:
+        return "used" if record["used"] else "not used"
+    return ", ".join(f"{name} {_used(own)}" for name, own in record.items())
 
 
 def _of_environment(path: str, several: bool) -> str:
@@ -236,7 +252,7 @@ def _both(key: str, one: Any, other: Any, *, measured: bool = True) -> tuple[str
     """Format two values with units. measured: whether the number is measured; settings are shown exactly."""
     texts = ("", "")
     for digits in _DIGITS if measured else (0,):
-        texts = _short(key, one, digits), _short(key, other, digits)
+        texts = _short(key, _value_alone(one), digits), _short(key, _value_alone(other), digits)
         if texts[0] != texts[1] or one == other:
             break
     return texts
@@ -249,6 +265,15 @@ def _two_values(one: Any, other: Any) -> tuple[str, str]:
         if texts[0] != texts[1]:
             return texts
     return repr(one) if isinstance(one, float) else str(one), repr(other) if isinstance(other, float) else str(other)
+
+
+def _value_alone(value: Any) -> Any:
+    """A choice of a plan, also one inside a section, without its reason and source."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() >= {"value", "reason", "source"}:
+        return value["value"]
+    return {name: _value_alone(inner) for name, inner in value.items()}
 
 
 def _short(key: str, value: Any, digits: int) -> str:

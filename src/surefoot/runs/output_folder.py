@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from surefoot.config.dump import shown
+from surefoot.config.load import plain_config
+from surefoot.config.resume_policy import Change, diff_configs
+from surefoot.config.saved_shape import with_shape_of_then
 from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.sources.dataset_info import read_description
 from surefoot.families.files import TOKENIZER_FILES, read_json
 from surefoot.families.templates import is_jinja, is_users_own
@@ -18,7 +24,7 @@ from surefoot.planning.disk import DiskForecast, checkpoints_kept, disk_forecast
 from surefoot.planning.plan import RunPlan
 from surefoot.system import durable, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
-from surefoot.system.folders import CHECKPOINT, MANIFEST, PLAN
+from surefoot.system.folders import CHECKPOINT, CONFIG, MANIFEST, PLAN
 from surefoot.system.messages import size_text
 
 Mode = Literal["new", "resume", "overwrite"]
@@ -93,7 +99,47 @@ def _is_run_folder(folder: Path) -> bool:
             return True
     except InputError:
         pass
+    return has_checkpoint(folder)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint, intact or not."""
     return any((path / MANIFEST).is_file() for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name))
+
+
+def changes_since(config: RunConfig, folder: Path) -> list[Change]:
+    """The changes of the config since the run in the folder was started. Raises InputError for those that no resumed
+    run may have."""
+    with readable(folder / CONFIG):
+        saved = with_defaults(with_shape_of_then(read_yaml(folder / CONFIG).data))
+    changes = diff_configs(saved, plain_config(config))
+    if refused := [change for change in changes if change.policy == "refused"]:
+        raise InputError([_refusal(change, folder) for change in refused])
+    return changes
+
+
+def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
+    """Add defaults of keys that did not exist when the config was saved. An invalid config is returned unchanged."""
+    try:
+        return plain_config(RunConfig.model_validate(saved))
+    except ValueError:
+        return saved
+
+
+def _refusal(change: Change, folder: Path) -> Fault:
+    what = f"was {shown(change.old)} in {folder}, is {shown(change.new)} now: {change.why}"
+    return Fault(change.key, what, "change it back, or start another run", code="SF-RESUME-CHANGED")
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn an unreadable record into one fault that names the file."""
+    try:
+        yield
+    except InputError as error:
+        first = error.faults[0]
+        where = first.where if first.where.startswith(str(path)) else f"{path}: {first.where}"
+        raise InputError(Fault(where, first.what, "restore it to resume this run", first.code)) from None
 
 
 NO_ROOM = "make room, lower checkpoint.keep, or set output to a folder on a larger disk"

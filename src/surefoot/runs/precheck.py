@@ -20,7 +20,7 @@ from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.models.folder import stored_tensors
 from surefoot.report.trackers.adapters import require_trackers
 from surefoot.runs.make_plan import make_plan
-from surefoot.runs.output_folder import Mode, check_disk, disk_of, require_free
+from surefoot.runs.output_folder import Mode, changes_since, check_disk, disk_of, has_checkpoint, require_free
 from surefoot.runs.requirements import raised_together
 from surefoot.runs.revisions import Commits, hub_data_name, pin
 from surefoot.system import hardware
@@ -40,6 +40,8 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
     refused: tuple[Fault, ...] = ()
     try:
         if require_free(config, mode) and mode == "resume":
+            if has_checkpoint(folder):
+                changes_since(config, folder)
             return None  # the recorded plan decides, and the run may be finished
     except InputError as error:
         if config.metrics.names:  # which exist is known only with torch, and all faults are reported together

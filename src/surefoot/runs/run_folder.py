@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.dump import shown
-from surefoot.config.load import dump_config, plain_config
-from surefoot.config.resume_policy import Change, diff_configs
-from surefoot.config.saved_shape import with_shape_of_then
+from surefoot.config.load import dump_config
+from surefoot.config.resume_policy import Change
 from surefoot.config.schema import RunConfig
-from surefoot.config.yaml_reader import read_yaml
 from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
 from surefoot.report import conversion, html, profile, results
@@ -31,10 +29,10 @@ from surefoot.report.events import append_event, mend_events
 from surefoot.report.log_copies import LOGS
 from surefoot.report.trackers import adapters
 from surefoot.runs import identity, rollback
-from surefoot.runs.output_folder import Mode, is_free, refuse_occupied, require_free
+from surefoot.runs.output_folder import Mode, changes_since, is_free, readable, refuse_occupied, require_free
 from surefoot.runs.rollback import find_checkpoint
 from surefoot.system import durable, folder_lock, hardware
-from surefoot.system.errors import EnvironmentFault, Fault, InputError, IntegrityError
+from surefoot.system.errors import EnvironmentFault, Fault, IntegrityError
 from surefoot.system.folders import AVERAGE, CRITIC_FOLDER, MANIFEST
 from surefoot.system.folders import CONFIG as CONFIG
 from surefoot.system.folders import PLAN as PLAN
@@ -116,39 +114,10 @@ def _resume(config: RunConfig, folder: Path) -> FolderState:
     checkpoint, rejected, rollbacks = find_checkpoint(folder)
     if checkpoint is None:
         return FolderState(folder, "resume")
-    with _readable(folder / CONFIG):
-        saved = with_defaults(with_shape_of_then(read_yaml(folder / CONFIG).data))
-    changes = diff_configs(saved, plain_config(config))
-    refused = [change for change in changes if change.policy == "refused"]
-    if refused:
-        raise InputError([_refusal(change, folder) for change in refused])
-    with _readable(folder / PLAN):
+    changes = changes_since(config, folder)
+    with readable(folder / PLAN):
         plan = plan_from_json(read_json(folder / PLAN).get("plan"))
     return FolderState(folder, "resume", checkpoint, tuple(rejected), tuple(changes), plan, _steps(folder), rollbacks)
-
-
-def with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
-    """Add defaults of keys that did not exist when the config was saved. An invalid config is returned unchanged."""
-    try:
-        return plain_config(RunConfig.model_validate(saved))
-    except ValueError:
-        return saved
-
-
-def _refusal(change: Change, folder: Path) -> Fault:
-    what = f"was {shown(change.old)} in {folder}, is {shown(change.new)} now: {change.why}"
-    return Fault(change.key, what, "change it back, or start another run", code="SF-RESUME-CHANGED")
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn an unreadable record into one fault that names the file."""
-    try:
-        yield
-    except InputError as error:
-        first = error.faults[0]
-        where = first.where if first.where.startswith(str(path)) else f"{path}: {first.where}"
-        raise InputError(Fault(where, first.what, "restore it to resume this run", first.code)) from None
 
 
 # Includes what a killed process may have left without a manifest: sharded weights, and checkpoints set aside by a

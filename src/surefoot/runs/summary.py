@@ -43,7 +43,7 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
         ("example", _example(data)),
         ("batch", _batch(config, plan, shown, times)),
         ("memory", f"forecast {size_text(plan.memory.total)} of {size_text(usable(plan.memory.available))} usable"),
-        ("speed", _speed(config, plan, data, base, times)),
+        *_speed(config, plan, data, base, times),
         *_environment(plan),
     ]
     parts: list[RenderableType] = [
@@ -91,7 +91,7 @@ def _besides(shown: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield choices that only some runs have: a scaled BOS, and stages other than supervised fine-tuning."""
     own = [f"{what} {value}" for what, value in shown.items() if what.startswith(_OF_SOME)]
     if own:
-        yield "besides", "; ".join(own)
+        yield "also", "; ".join(own)
 
 
 def _data(data: PreparedData) -> Iterator[tuple[str, str]]:
@@ -135,12 +135,14 @@ def _batch(config: RunConfig, plan: RunPlan, shown: Mapping[str, str], times: Ti
     return f"{plan.batch.size.value} {unit} per step, in micro-batches of {shown['batch.micro']}; {packed}; {steps}"
 
 
-def _speed(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable) -> str:
-    """A lower bound of the time, from the measured rate of matrix products."""
+def _speed(
+    config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, times: Timetable
+) -> Iterator[tuple[str, str]]:
+    """Yield a lower bound of the time, from the rate of matrix products if that was measured."""
     arithmetic = Arithmetic(facts_of(base), plan, config.stage)
     rate = measurements_from_json(plan.measurements).products.get(plan.precision.compute.value)
     if rate is None or not arithmetic.is_whole:
-        return "no forecast; each progress line shows the remaining time"
+        return
     if plan.device.value == "cpu":
         rate *= plan.threads.value
     audit, tokens = data.audit, data.audit.tokens
@@ -148,7 +150,10 @@ def _speed(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path, tim
     needed = arithmetic.flops(Work(tokens, tokens * tokens // len(data.train), audit.supervised_tokens)).needed
     most = tokens * rate * plan.parallel.ranks.value / needed
     least = times.epoch(times.total_steps) * tokens / most
-    return f"at most {most:,.0f} tok/s, so at least {duration_text(least)}, from the measured rate of matrix products"
+    yield (
+        "speed",
+        f"at most {most:,.0f} tok/s, so at least {duration_text(least)}, from the measured rate of matrix products",
+    )
 
 
 def _environment(plan: RunPlan) -> Iterator[tuple[str, str]]:

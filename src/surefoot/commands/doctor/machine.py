@@ -73,7 +73,7 @@ def thread_lines(threads: int, cores: int, rates: Mapping[int, float]) -> list[F
         return [caution("THREADS", f"{threads} threads are slower than {best}", fix, gain=gain)]
     most, more = max(rates, default=threads), ""
     if threads in rates and most > threads:
-        more = f"; {most} would be {rates[most] / rates[threads]:.2g} times as fast"
+        more = f"; with {most}, matrix products alone would be {rates[most] / rates[threads]:.2g} times as fast"
     return [ok("THREADS", f"{threads} on {cores} cores{more}")]
 
 

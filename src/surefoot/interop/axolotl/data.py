@@ -368,7 +368,8 @@ def set_data(draft: Draft) -> None:
     if len(kinds) > 1:
         draft.refuse("datasets", "mixes plain texts and conversations", "train on one of the two")
     if len(set(templates)) > 1:
-        draft.refuse("datasets", f"a run has one template, but these need {', '.join(dict.fromkeys(templates))}")
+        what = f"a run has one template, but these need {', '.join(dict.fromkeys(templates))}"
+        draft.refuse("datasets", what, "give all of them the same type, or train on one after the other")
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *([name] if stage is None else []))
     draft.set("data.train", short_sources(train.sources), name, why=_STREAMED if streams else "")
     draft.note("streaming", "changed", "the data are read whole, and shuffled whole in every epoch")

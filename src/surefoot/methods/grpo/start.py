@@ -310,7 +310,11 @@ class _Cycle:
         if step == 1 and not take_drawn:
             known = reference if reference is not None else logprobs
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
-            drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            drawn = (
+                "the engine tells no log-probabilities"
+                if ratio is None
+                else f"probabilities {ratio:.6f} times the engine's"
+            )
             self.notify(f"before the first update: {drawn}", caution=False)
             # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             if grpo.engine == "embedded" and drawn_suffice(rollout.real, logprobs, rollout.drawn, compute):

@@ -142,7 +142,11 @@ class _Cycle:
             compute = self.run.plan.precision.compute.value
             known = (experience.real, experience.logprobs, experience.reference, experience.drawn)
             kl, ratio = check_start("ppo", *known, compute)
-            drawn = "the engine tells no log-probabilities" if ratio is None else f"ratio {ratio:.6f} to the drawn ones"
+            drawn = (
+                "the engine tells no log-probabilities"
+                if ratio is None
+                else f"probabilities {ratio:.6f} times the engine's"
+            )
             self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
             # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             seen = (experience.real, experience.logprobs, experience.drawn)
