@@ -149,6 +149,7 @@ def test_pair_batches_hold_the_step_whatever_their_size(run):
         batches = pair_batches(data, step, Layout(0, most=micro))
         assert sum(one.weight for one in batches) == 7
         assert {one.answer_share for one in batches} == {7 / better}
+        assert {one.row_share for one in batches} == {7 / (sum(whole.rows.lengths[:7]) - 7)}
         assert sorted(name for one in batches for name in one.examples) == sorted(whole.examples)
         longest = [max(one.rows.lengths) for one in batches]
         assert longest == sorted(longest, reverse=True)

@@ -127,6 +127,9 @@ def references(config: RunConfig) -> Iterator[Problem]:
     if not config.method.reference:
         return
     given, default, stage = config.alignment, AlignmentConfig(), config.stage
+    if given.sft_prompt and (config.needs_reference or not (given.sft or (config.loss and config.loss.sft))):
+        what = "counts prompts in the cross entropy of a loss without a reference"
+        yield problem("alignment.sft_prompt", what, "leave it out, or set alignment.loss to orpo", "alignment.loss")
     if not config.needs_reference:
         if given.reference != default.reference and given.loss in config.method.losses:
             what = f"alignment.loss {given.loss} uses no reference"

@@ -49,7 +49,7 @@ def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     facts = config.loss
     assert facts is not None, "dpo is a family of losses"
     row = LOSSES.get(options.loss) or own_loss(own_function(options.loss, "alignment.loss"), options.loss, facts)
-    objective = pair_objective(row, facts, constants, options.sft)
+    objective = pair_objective(row, facts, constants, options.sft, prompts=options.sft_prompt)
     return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
 

@@ -141,6 +141,8 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
     answer = config.rollout.max_new_tokens if config.method.rollouts else 0
     longest, typical = int(train.lengths.max()), int(np.percentile(train.lengths, _TYPICAL, method="higher"))
     supervised = float((train.supervised_counts / train.lengths).max())
+    if config.method.losses and config.alignment.sft_prompt:
+        supervised = 1.0
     if answer:
         supervised = answer / (longest + answer)
     elif config.draws:  # in the place of some of the data's answers

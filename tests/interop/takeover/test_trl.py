@@ -21,6 +21,7 @@ from surefoot.interop.takeover.session import Taken
 trl = pytest.importorskip("trl")
 from datasets import Dataset  # noqa: E402
 from trl.experimental.cpo import CPOConfig, CPOTrainer  # noqa: E402
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer  # noqa: E402
 from trl.rewards import think_format_reward  # noqa: E402
 
 PAIRS = [
@@ -38,9 +39,10 @@ KINDS = {
         [{"prompt": one["prompt"], "completion": one[name], "label": name == "chosen"}
          for one in PAIRS for name in ("chosen", "rejected")],
     ),
+    "orpo": (ORPOTrainer, ORPOConfig, PAIRS),
     "cpo": (CPOTrainer, CPOConfig, PAIRS),
 }  # fmt: skip
-STAGES = {"cpo": "dpo"}
+STAGES = {"orpo": "dpo", "cpo": "dpo"}
 SHAPE = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.5}
 
 
@@ -171,6 +173,8 @@ def test_reference_free_losses_are_taken(build, tmp_path, arguments):
     [
         ("dpo", {"alignment.beta": 0.11}),
         ("dpo", {"alignment.loss": "hinge"}),
+        ("orpo", {"alignment.sft_prompt": "false"}),
+        ("orpo", {"alignment.beta": 0.2}),
         ("cpo", {"alignment.sft": 0.5}),
         ("cpo", {"alignment.loss": "simpo"}),
     ],

@@ -53,7 +53,7 @@ def ratios_as_logprobs(monkeypatch):
 
     def stand_in(model, rows: Batch) -> AnswerLogProbs:
         sums = torch.tensor(RATIOS)[rows.input_ids.flatten()]
-        return AnswerLogProbs(sums, torch.ones_like(sums))
+        return AnswerLogProbs(sums, torch.ones_like(sums), sums[:0])
 
     monkeypatch.setattr(kto, "answer_logprobs", stand_in)
 

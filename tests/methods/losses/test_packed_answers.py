@@ -106,6 +106,14 @@ def difference(model, objective, padded, packed, form: str = "sdpa") -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
+def test_prompts_that_are_learned_too_are_those_of_padded_rows(model):
+    objective = preference_loss("orpo", Constants(0.2), prompts=True)
+    padded, packed = (replace(pairs(layout, reference=False), row_share=0.1) for layout in (PADDED, PACKED))
+    assert difference(model, objective, padded, packed) < SAME
+    assert difference(model, preference_loss("orpo", Constants(0.2)), padded, packed) < SAME
+    assert difference(model, objective, padded, replace(packed, row_share=0.11)) > 10 * SAME
+
+
 @pytest.mark.parametrize("form", ["sdpa", "matmul"])
 @pytest.mark.parametrize("sft", [0.0, 0.7])
 @pytest.mark.parametrize("name", LOSSES)

@@ -217,7 +217,8 @@ def batch_of(pairs, whole=PAIRS) -> PairBatch:
     rows = collate([chosen for chosen, _ in pairs] + [rejected for _, rejected in pairs], pad_id=0)
     known = [REFERENCE[chosen.number] for chosen, _ in pairs]
     reference = torch.tensor([one[0] for one in known] + [one[1] for one in known])
-    return PairBatch(rows, (2,) * len(pairs), len(pairs), len(whole) / tokens, reference)
+    row_share = len(whole) / sum(len(chosen.ids) - 1 for chosen, _ in whole)
+    return PairBatch(rows, (2,) * len(pairs), len(pairs), len(whole) / tokens, reference, row_share)
 
 
 def step(model, objective, batches) -> dict[str, float]:
@@ -260,6 +261,24 @@ def test_the_sft_term_is_the_mean_over_the_better_answers(model):
             nll += float(each[torch.tensor(chosen.supervised[1:])].sum())
     tokens = sum(int(chosen.supervised.sum()) for chosen, _ in PAIRS)
     assert term == pytest.approx(nll / tokens, rel=FP32)
+
+
+def test_with_prompts_it_is_the_models_own_loss_on_the_better_rows(model):
+    """As TRL's ORPO has it; tests/interop/takeover/test_trl.py compares with TRL's trainer."""
+    sizes = [len(chosen.ids) - 1 for chosen, _ in PAIRS]
+    with torch.no_grad():
+        rows = [torch.tensor(chosen.ids)[None] for chosen, _ in PAIRS]
+        entropy = sum(float(model(row, labels=row).loss) * size for row, size in zip(rows, sizes, strict=True))
+    odds = step(model, preference_loss("orpo", Constants(0.2), -1.0), [batch_of(PAIRS)])
+    objective = preference_loss("orpo", Constants(0.2), prompts=True)
+    whole = step(model, objective, [batch_of(PAIRS)])
+    assert whole["loss"] - odds["loss"] == pytest.approx(entropy / sum(sizes), rel=FP32)
+    assert {name: whole[name] for name in odds if name not in ("loss", "norm")} == pytest.approx(
+        {name: value for name, value in odds.items() if name not in ("loss", "norm")}, rel=FP32
+    )
+    assert step(model, objective, [batch_of(PAIRS[:1]), batch_of(PAIRS[1:])]) == pytest.approx(whole, rel=FP32)
+    answers = step(model, preference_loss("orpo", Constants(0.2)), [batch_of(PAIRS)])  # twin: without the prompts
+    assert answers["loss"] != pytest.approx(whole["loss"], rel=10 * FP32)
 
 
 def test_policy_equal_to_reference(model):

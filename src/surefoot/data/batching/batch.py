@@ -161,12 +161,14 @@ class PairBatch(RowsBatch):
     answer_share: pairs of the whole step / tokens of its better answers; a sum over these tokens times it becomes a
         mean over tokens when it is added to a sum over pairs.
     reference: [2P] fp32, log-probabilities of the answers under the reference policy, if already known.
+    row_share: as answer_share, for all tokens of the better rows but the first.
     """
 
     common: tuple[int, ...]
     weight: int
     answer_share: float = 0.0
     reference: torch.Tensor | None = None
+    row_share: float = 0.0
 
     @property
     def examples(self) -> tuple[RecordName, ...]:

@@ -229,7 +229,7 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     found = [_pair_batch(dataset, [own[place] for place in group], layout) for group in groups]
     better = sum(_better_tokens(one) for one in found)
     share = len(own) / better if better else 0.0
-    return [replace(one, answer_share=share) for one in found]
+    return [replace(one, answer_share=share, row_share=_row_share(dataset, own)) for one in found]
 
 
 def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
@@ -237,8 +237,15 @@ def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     once or never."""
     count = len(dataset) // 2
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
+    shares = {"answer_share": count / tokens if tokens else 0.0, "row_share": _row_share(dataset, range(count))}
     for group in layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist()):
-        yield replace(_pair_batch(dataset, group, layout), answer_share=count / tokens if tokens else 0.0)
+        yield replace(_pair_batch(dataset, group, layout), **shares)
+
+
+def _row_share(dataset: TokenizedDataset, pairs: Sequence[int]) -> float:
+    """Return the pairs / the tokens of their better rows that follow another."""
+    following = int(dataset.lengths[[2 * pair for pair in pairs]].sum()) - len(pairs)
+    return len(pairs) / following if following else 0.0
 
 
 def _pair_batch(dataset: TokenizedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:

@@ -30,7 +30,7 @@ _APPLIED = (
 )
 """Arguments that the script has applied: to its rows, its model and its tokenizer."""
 
-_METHODS = {f"{name}Trainer": name.lower() for name in ("DPO", "Reward", "KTO", "CPO", "GRPO", "RLOO")}
+_METHODS = {f"{name}Trainer": name.lower() for name in ("DPO", "Reward", "KTO", "ORPO", "CPO", "GRPO", "RLOO")}
 """TRL's trainers besides SFTTrainer -> TRL's command."""
 
 _LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged", "prompts": "prompts"}

@@ -196,11 +196,13 @@ def _set_cpo(draft: Draft) -> None:
         draft.refuse("cpo_alpha", "in surefoot's CPO cross entropy has at least weight 1", _LEAVE)
 
 
-ORPO_PROMPT = "TRL's cross entropy also counts the tokens of the prompt, here it counts the answer's"
-
-
 def _set_orpo(draft: Draft) -> None:
-    draft.set("alignment.loss", "orpo", why=f"the script's method; {ORPO_PROMPT}")
+    draft.set("alignment.loss", "orpo", why="the script's method")
+    set_orpo_prompt(draft)
+
+
+def set_orpo_prompt(draft: Draft) -> None:
+    draft.set("alignment.sft_prompt", True, why="TRL's ORPO counts prompts in the cross entropy, the paper does not")
 
 
 def _set_reward(draft: Draft) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -44,10 +45,12 @@ class AnswerLogProbs:
 
     sums: [B] fp32, differentiable; 0 for a row without an answer.
     tokens: answer tokens of each row, [B] fp32.
+    also: of the first rows, as many as asked for: log-probabilities of all their tokens but the first.
     """
 
     sums: torch.Tensor
     tokens: torch.Tensor
+    also: torch.Tensor
 
     @property
     def means(self) -> torch.Tensor:
@@ -78,10 +81,24 @@ def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
     return -token_losses(hidden_at(model, rows, places), head, targets)
 
 
-def answer_logprobs(model: nn.Module, rows: Batch) -> AnswerLogProbs:
-    """Return the log-probability of each row's answer."""
+def answer_logprobs(model: nn.Module, rows: Batch, also: int = 0) -> AnswerLogProbs:
+    """Return the log-probability of each row's answer. also: number of rows, from the first, of which that of all
+    tokens is wanted as well."""
     answered = in_rows((rows.targets != IGNORE).float(), rows)
-    return AnswerLogProbs(token_logprobs(model, rows).sum(dim=1), answered.sum(dim=1))
+    found = token_logprobs(model, _learned_whole(rows, also) if also else rows)
+    answers = found * answered if also else found
+    return AnswerLogProbs(answers.sum(dim=1), answered.sum(dim=1), found[:also].sum(dim=1))
+
+
+def _learned_whole(rows: Batch, count: int) -> Batch:
+    """Return the rows with every token of the first ones but the first as a target."""
+    follows = torch.zeros(rows.targets.shape, dtype=torch.bool)
+    starts = [0, *accumulate(rows.documents)]
+    for place, length in enumerate((rows.documents or rows.lengths)[:count]):
+        start = starts[place] if rows.documents else 0
+        follows[0 if rows.documents else place, start : start + length - 1] = True
+    follows = follows.to(rows.targets.device, non_blocking=True)
+    return replace(rows, targets=torch.where(follows, rows.input_ids.roll(-1, dims=1), rows.targets))
 
 
 Reference = Callable[[Batch], torch.Tensor]  # B rows on the model's device -> [B] fp32

@@ -10,8 +10,9 @@ of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the logist
     orpo      -b log s(log odds(c) - log odds(r)), odds = P / (1 - P), log P = log p(y) / |y|     Hong et al. 2024
     cpo       -(1 - e) log s(b h) - e log s(-b h), h = log p(c) - log p(r)     Xu et al. 2024
 
-plus `sft` times the cross entropy of the chosen answers, a mean over all their tokens in the optimizer step. ORPO and
-CPO include it with weight 1 by definition. A loss is a row of LOSSES and a row of facts, never a branch.
+plus `sft` times the cross entropy of the chosen answers, a mean over all their tokens in the optimizer step, or with
+`prompts` also over those of their prompts, as in TRL's ORPO. ORPO and CPO include it with weight 1 by definition. A
+loss is a row of LOSSES and a row of facts, never a branch.
 
 `sums` contain the rewards that a loss implies: b times log p/q of an answer or, without a reference, b log p / |y|
 (orpo, simpo) or b log p (cpo). reward_accuracy counts pairs whose chosen answer has the higher reward; a tie, as for
@@ -30,7 +31,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import PairBatch
 from surefoot.method_facts.losses import NO_REFERENCE, PAIR_LOSSES, LossFacts, joined, keys_of
-from surefoot.methods.losses.logprobs import answer_logprobs
+from surefoot.methods.losses.logprobs import AnswerLogProbs, answer_logprobs
 from surefoot.methods.own_functions import of_each_pair
 from surefoot.training.objective import LossSum, Objective
 
@@ -101,14 +102,15 @@ class PairLoss:
     rewards: Rewards
 
 
-def preference_loss(name: str, constants: Constants, sft: float = 0.0) -> Objective:
+def preference_loss(name: str, constants: Constants, sft: float = 0.0, *, prompts: bool = False) -> Objective:
     """Make the objective of one of LOSSES, for PairBatch.
 
     name: name of the loss.
     constants: its constants.
     sft: weight of the cross entropy of the chosen answers, in addition to the loss's own.
+    prompts: whether it counts their prompts too.
     """
-    return pair_objective(LOSSES[name], PAIR_LOSSES[name], constants, sft)
+    return pair_objective(LOSSES[name], PAIR_LOSSES[name], constants, sft, prompts=prompts)
 
 
 def own_loss(loss: PerPair, name: str, facts: LossFacts) -> PairLoss:
@@ -124,24 +126,27 @@ def own_loss(loss: PerPair, name: str, facts: LossFacts) -> PairLoss:
     return PairLoss(checked, _over_reference if facts.reference else _per_token)
 
 
-def pair_objective(row: PairLoss, facts: LossFacts, constants: Constants, sft: float) -> Objective:
+def pair_objective(
+    row: PairLoss, facts: LossFacts, constants: Constants, sft: float, *, prompts: bool = False
+) -> Objective:
     """Make the objective of a loss, for PairBatch; arguments as in `preference_loss`."""
     weight = facts.sft + sft
 
     def objective(model: nn.Module, batch: PairBatch) -> LossSum:
         """Summed over pairs. `batch.reference` must be set if the loss needs it."""
-        pairs = _pairs(model, batch, facts.reference)
+        found = answer_logprobs(model, batch.rows, also=len(batch.common) if prompts else 0)
+        pairs = _pairs(found, batch, facts.reference)
         loss = row.loss(pairs, constants).sum()
         if weight:  # the step divides by its pairs; the share turns the sum over tokens into a mean over the step's
-            loss = loss - weight * batch.answer_share * pairs.chosen.sum()
+            share, learned = (batch.row_share, found.also) if prompts else (batch.answer_share, pairs.chosen)
+            loss = loss - weight * share * learned.sum()
         with torch.no_grad():
             return LossSum(loss, _sums(pairs, row.rewards(pairs, constants)))
 
     return objective
 
 
-def _pairs(model: nn.Module, batch: PairBatch, needs_reference: bool) -> Pairs:
-    found = answer_logprobs(model, batch.rows)
+def _pairs(found: AnswerLogProbs, batch: PairBatch, needs_reference: bool) -> Pairs:
     count, tokens = len(batch.common), found.tokens.clamp(min=1)
     pairs = Pairs(found.sums[:count], found.sums[count:], None, None, tokens[:count], tokens[count:])
     if not needs_reference:

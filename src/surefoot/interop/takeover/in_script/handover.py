@@ -34,7 +34,7 @@ from .rows import (
 from .weights import head_of, scores, source_of, write_adapter, write_base, write_head, write_reference
 
 _SCORING = "RewardTrainer"
-_READ = {"DPOTrainer": pair_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
+_READ = {"DPOTrainer": pair_of, "ORPOTrainer": sides_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
 ANSWERING = ("GRPOTrainer", "RLOOTrainer")  # have prompts, and rewards for the answers
 TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", _SCORING, *_READ, *ANSWERING)  # the first three: rows with labels
 

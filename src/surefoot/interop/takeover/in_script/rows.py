@@ -133,7 +133,7 @@ def pair_of(batch: Mapping[str, Any]) -> Found:
 
 
 def sides_of(batch: Mapping[str, Any]) -> Found:
-    """Return the pair of a batch of one in which each side has columns of its own, as TRL's for CPO."""
+    """Return the pair of a batch of one in which each side has columns of its own, as TRL's for ORPO and CPO."""
     pair = {}
     for name in PAIR:
         columns = {column: batch.get(f"{name}_{column}") for column in ("input_ids", "attention_mask", "labels")}
