@@ -345,6 +345,17 @@ def test_a_run_that_learned_nothing_ends_with_a_code_of_its_own_and_publishes_no
     assert is_published(twin)
 
 
+@pytest.mark.parametrize(
+    ("reward", "what"), [(lambda prompts, responses: [None] * 8, 16), (lambda prompts, responses: [1] * 8, 2)]
+)
+def test_a_run_without_scores_is_not_told_that_they_did_not_differ(world, tmp_path, reward, what):
+    """It gives the number of answers without a score; the twin that of the steps without spread."""
+    config = config_of(world, tmp_path / "run") | {"duration": "2 steps"}
+    with pytest.raises(NothingLearned) as caught:
+        run(config, reward)
+    assert gives(caught.value.faults[0].what, what)
+
+
 def test_updates_that_are_all_cut_are_told_and_publish_nothing(world, tmp_path, monkeypatch):
     """All ratios lie beyond the clip, on the side that their advantages push to."""
     real = grpo_losses.group_terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import pytest
 
@@ -145,6 +146,26 @@ def test_twin_shuffled_records_are_seen():
     apart = Answers(found.prompts, found.responses, found.response_ids, found.records[::-1], found.stopped)
     assert values({"name": "numeric"}, found) == [1.0, 1.0, 1.0]
     assert values({"name": "numeric"}, apart) == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("declared", "convention", "refused"),
+    [
+        ("completions, answer, **fields", None, True),
+        ("prompts, completions", None, True),
+        ("responses", None, True),
+        ("completions, answer, **fields", "trl", False),
+        ("prompts, responses", None, False),
+        ("*texts, **fields", None, False),
+    ],
+)
+def test_a_function_that_would_take_prompts_for_answers_is_refused_before_it_is_called(
+    tmp_path, monkeypatch, declared, convention, refused
+):
+    (tmp_path / "own.py").write_text(f"def score({declared}):\n    return []\n")
+    monkeypatch.chdir(tmp_path)
+    with raises_fault("SF-OWN-FUNCTION", "grpo.rewards.0.name") if refused else nullcontext():
+        open_rewards([RewardTerm(name="own.py:score", convention=convention)])
 
 
 def test_what_is_lost_is_never_0():

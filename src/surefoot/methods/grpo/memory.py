@@ -191,7 +191,9 @@ class GroupMemory:
 
     def check_end(self) -> None:
         """Raise NothingLearned if the run that ends here has learned nothing."""
-        if not self.numbers.spread:
+        if self.numbers.answers == self.numbers.left_out:
+            what, fix = f"none of {self.numbers.answers} answers had a score", "look at what grpo.rewards return"
+        elif not self.numbers.spread:
             what, fix = f"no group had answers with different scores in {self._step} steps", _NO_SPREAD
         elif not self.numbers.moved:
             what, fix = f"all {self._step} steps had a gradient of zero", _CUT

@@ -269,7 +269,7 @@ def _figures(
     known = own.scores.isfinite()
     metrics = {
         "reward": _mean(own.scores),
-        "reward_std": float(own.scores[known].std(correction=0)) if known.any() else float("nan"),
+        "reward_std": float(own.scores[known].std()) if known.sum() > 1 else float("nan"),
         "response_length": float(own.lengths.double().mean()),
         "ended": sum(one.stopped for one in own.answers) / len(own.answers),
         "groups_without_spread": float(flat.double().mean()),

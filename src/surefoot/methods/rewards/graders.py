@@ -102,7 +102,8 @@ def _expected(record: Mapping[str, Any], field: str, read: Callable[[str], Any],
         fix = (
             f"name the field with the right answer (field: {near})" if near else "name the field with the right answer"
         )
-        what = f"has no reference answer for {name} in {field!r} ({_shown(str(value))})"
+        there = f"({_shown(str(value))})" if field in record else f"(it has {', '.join(record)})"
+        what = f"has no reference answer for {name} in {field!r} {there}"
         raise InputError(Fault("grpo.rewards", what, fix, code="SF-REWARD"))
     return found
 

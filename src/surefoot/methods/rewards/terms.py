@@ -31,6 +31,7 @@ from surefoot.methods.rewards.answers import LOST, Answers, Grade, Outcome, Scor
 from surefoot.methods.rewards.graders import GRADERS, IN_CHILDREN, grader
 from surefoot.system.errors import Fault, InputError, SurefootError
 from surefoot.system.locations import is_address, is_function
+from surefoot.system.messages import counted
 from surefoot.system.posting import Server, server
 
 _AT_ONCE = 16  # requests to a server
@@ -132,7 +133,9 @@ def _open(term: RewardTerm, key: str) -> Reward:
         asked = server(name, key)
         return made(_at_address(asked), name, at_once=_AT_ONCE, servers=(asked,))
     if is_function(name) or name.startswith("entry_point:"):
-        return made(of_function(own_function(name, key), name, term.convention), identity(name))
+        own = own_function(name, key)
+        _require_convention(own, name, key, term.convention)
+        return made(of_function(own, name, term.convention), identity(name))
     if term.is_model:
         head = head_digest(trained_folder(name))
         grade: Grade = lambda answers: [_of_model(score) for score in answers.by_models[name]]  # noqa: E731
@@ -140,6 +143,21 @@ def _open(term: RewardTerm, key: str) -> Reward:
     what = f"{name!r} is not a reward"
     fix = f"name {listed(GRADERS)}, FILE.py:FUNCTION, an http address, or a reward model (a folder as ./reward)"
     raise InputError(Fault(key, what, fix, code="SF-REWARD"))
+
+
+def _require_convention(function: Callable[..., Any], name: str, key: str, convention: str | None) -> None:
+    """Raise InputError for a function that cannot be called with prompts and responses. One of TRL's, as
+    f(completions, answer, **fields), could be, and would take the prompts for completions."""
+    if convention == "trl":
+        return
+    declared, rest = _declared(function), _declared(function, 2)
+    if any(one.name == "completions" for one in declared):
+        what, fix = "takes completions, as functions for TRL do", "write convention: trl beside its name"
+    elif any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in declared) or len(declared) - len(rest) in (0, 2):
+        return  # nothing is known of the parameters of a builtin
+    else:
+        what, fix = f"takes {declared[0].name} alone", "let it take prompts and responses first"
+    raise InputError(Fault(key, f"{name} {what}", fix, code="SF-OWN-FUNCTION"))
 
 
 def _of_model(score: float | None) -> Score:
@@ -277,7 +295,7 @@ def _one_each(found: Any, count: int, name: str) -> list[Score]:
     """Convert the returned value to scores. Raises InputError unless there is one for each answer."""
     values = found.tolist() if hasattr(found, "tolist") else found
     if not isinstance(values, list | tuple) or len(values) != count:
-        got = f"{len(values)} scores" if isinstance(values, list | tuple) else type(found).__name__
+        got = counted(len(values), "score") if isinstance(values, list | tuple) else type(found).__name__
         what = f"the reward returned {got} for {count} answers"
         raise InputError(Fault(name, what, "return a number for each answer", code="SF-OWN-FUNCTION"))
     return [_score(value, place, name) for place, value in enumerate(values)]
