@@ -103,7 +103,8 @@ def figures(rows: Sequence[Row], status: Status, results: Record, forecast: str 
         (key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), ""
     )  # the second for older runs
     if rate and curves.number(ended[rate]) is not None:
-        found.append(Figure("tokens per second", _value(ended, rate, ",.0f"), "mean over all steps"))
+        over = "updates alone, without rollouts" if evaluates_rewards(rows) else "mean over all steps"
+        found.append(Figure("tokens per second", _value(ended, rate, ",.0f"), over))
     elif speed:
         found.append(Figure("tokens per second", _value(speed, "throughput", ",.0f"), _supervised(speed)))
     memory = _newest(rows, "peak_memory")

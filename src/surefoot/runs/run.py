@@ -344,6 +344,12 @@ def _durations(state: RunState, before: RunState | None = None) -> dict[str, flo
     return {footer.STEPS: state.seconds - before.seconds, **beside}
 
 
+def _spoken(seconds: Mapping[str, float], run: PreparedRun) -> dict[str, float]:
+    """The activities as users call them: what a stage with rollouts does for a batch is to answer prompts."""
+    answers = run.config.method.rollouts
+    return {"rollouts" if answers and what == "batches" else what: spent for what, spent in seconds.items()}
+
+
 def _say(console: Console, lines: Sequence[str]) -> None:
     for line in lines:
         console.say(line)
@@ -379,8 +385,8 @@ def _say_the_end(
         step=state.step,
         total_steps=run.timetable.total_steps,
         early=outcome.reason == "early_stopped",
-        here=here,
-        whole=whole,
+        here=_spoken(here, run),
+        whole=_spoken(whole, run),
         best_step=published.step if state.best and state.best.step == published.step else None,
         skipped=state.guard.skipped,
         rollbacks=len(state.rollbacks),

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.faults import raises_fault
 from surefoot.evaluate.commonsense import protocol as commonsense
+from surefoot.evaluate.commonsense.evaluation import is_told
 from surefoot.evaluate.commonsense.protocol import (
     ORDER,
     PUBLISHED,
@@ -186,3 +187,10 @@ def test_a_missing_set_says_what_the_layout_is(tmp_path):
     (tmp_path / "boolq.json").write_text("[]")
     with raises_fault("SF-USE-FOLDER", f"{tmp_path}/boolq.json", remedy=[tmp_path]):
         read_set(tmp_path / "boolq.json", BY_NAME["boolq"])
+
+
+@pytest.mark.parametrize(("total", "rows", "lines"), [(1838, 8, 10), (200, 8, 10), (16, 8, 2), (5, 1, 5), (5, 8, 1)])
+def test_a_set_has_at_most_ten_lines_of_progress_and_always_the_last(total, rows, lines):
+    ends = [min(start + rows, total) for start in range(0, total, rows)]
+    told = [now for before, now in zip([0, *ends], ends, strict=False) if is_told(before, now, total)]
+    assert (len(told), told[-1]) == (lines, total)

@@ -31,7 +31,7 @@ from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
 from surefoot.methods.grpo.memory import GroupMemory
 from surefoot.methods.losses import grpo as grpo_losses
-from surefoot.report import events, log_copies, log_marks
+from surefoot.report import events, footer, log_copies, log_marks
 from surefoot.report.comparison import verdict_lines
 from surefoot.system.errors import InputError, NothingLearned
 
@@ -427,6 +427,14 @@ def test_other_rewards_do_not_resume(world, tmp_path):
     config["grpo"]["rewards"] = [{"name": "json", "weight": 2.0}]
     with raises_fault("SF-RESUME-CHANGED", "grpo.rewards"):
         run(config, resume=True)
+
+
+def test_the_time_of_rollouts_has_their_name(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(footer, "_SHARE", 0.0)  # every part is listed
+    said = io.StringIO()
+    surefoot.train(config_of(world, tmp_path / "run"), reward=vowels, stream=said)
+    (done,) = [line for line in said.getvalue().splitlines() if gives(line, "publishing")]
+    assert (gives(done, "rollouts"), gives(done, "batches")) == (True, False)
 
 
 def test_a_record_without_the_right_answer_is_named(world, tmp_path):

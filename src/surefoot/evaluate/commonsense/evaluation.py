@@ -183,7 +183,7 @@ def evaluate_commonsense(
     """Answer and score.
 
     model, adapter: as the user named them.
-    say: called with `test:i/total | accuracy …` after each batch.
+    say: called with `test:i/total | accuracy …` after each tenth of a set.
 
     A record whose prompt leaves no room for an answer counts as wrong, like an answer that names no option. Skipping it
     would give models with fewer positions a different set.
@@ -295,10 +295,16 @@ def _run(
             texts.append(json.dumps(graded[-1], indent=2, ensure_ascii=False))
         # Rewritten completely after each batch, so that it is always a JSON list as in the original scripts.
         durable.write_text(task.file, "[\n" + ",\n".join(texts) + "\n]\n")
-        correct = sum(one["flag"] for one in graded)
-        say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")
+        if is_told(start, len(graded), total):
+            correct = sum(one["flag"] for one in graded)
+            say(f"test:{len(graded)}/{total} | accuracy {correct}  {correct / len(graded)}")
     say("test finished")
     return Score(sum(one["flag"] for one in graded), total)
+
+
+def is_told(before: int, now: int, total: int) -> bool:
+    """Whether a tenth of a set was completed between two numbers of answers."""
+    return 10 * before // total < 10 * now // total
 
 
 def _unanswered(prompt: list[int]) -> Record:
