@@ -40,7 +40,7 @@ MOST_BYTES = 200_000  # larger ones are data
 TRAINS = {"base_model", "learning_rate", "model", "model_name_or_path"}  # every config of a training has one
 FATES = ("complete", "leftovers", "refused", "absent", "other", "crashed")
 _ABSENT = ("No such file or directory", "is a config inside torchtune")
-_OTHER = ("is no training", "names no program", "runs inline code")
+_OTHER = ("is no training", "names no program", "runs inline code", "has no counterpart in surefoot")
 _STARTS = re.compile(
     r"(?:\w+=\S* +)*(?:accelerate launch|axolotl train|deepspeed|lmf|llamafactory-cli|python3?|swift|torchrun|trl"
     r"|tune run)\s"

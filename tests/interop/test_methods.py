@@ -154,7 +154,7 @@ def test_what_llamafactory_asks_for_in_vain():
         ("dpo --loss_type ipo", "dpo", "alignment", {"loss": "ipo"}),
         ("kto --desirable_weight 2 --undesirable_weight 0.5", "kto", "alignment", {"good": 2, "bad": 0.5}),
         ("reward --center_rewards_coefficient 0.01", "reward", "reward", {"center": 0.01}),
-        ("orpo --beta 0.2", "dpo", "alignment", {"loss": "orpo", "beta": 0.2}),
+        ("orpo --beta 0.2", "dpo", "alignment", {"loss": "orpo", "beta": 0.2, "sft_prompt": True}),
         ("cpo --loss_type simpo --cpo_alpha 0.5 --simpo_gamma 0.3", "dpo", "alignment",
          {"loss": "simpo", "sft": 0.5, "margin": 0.3}),
         ("cpo", "dpo", "alignment", {"loss": "cpo"}),  # with the cross entropy at 1, as surefoot's by itself

@@ -115,7 +115,7 @@ def all_listed(about: str, **defaults: Any) -> tuple[Row, ...]:
     return tuple(listed(name, default, about) for name, default in defaults.items())
 
 
-def refused(name: str, default: Any, about: str, fix: str = "", *, same: Sequence[Any] = ()) -> Row:
+def refused(name: str, default: Any, about: str, fix: str = "leave it out", *, same: Sequence[Any] = ()) -> Row:
     return Row(name, default, "refused", (), type_of(default), None, about, fix, tuple(same))
 
 

@@ -56,7 +56,7 @@ def _listed(about: str, settings: str) -> tuple[Row, ...]:
     return tuple(listed(name, None, about) for name in settings.split())
 
 
-def _refused(about: str, fix: str, settings: str) -> tuple[Row, ...]:
+def _refused(about: str, settings: str, fix: str = "leave it out") -> tuple[Row, ...]:
     return tuple(refused(name, None, about, fix, same=_NOTHING) for name in settings.split())
 
 
@@ -139,7 +139,7 @@ _ROWS: tuple[Row, ...] = (
     joint("multipack_real_batches", None, ("batch.size", "batch.row_tokens"),
           "default: true unless attention needs no padding (flash_attention_2 and similar)", type=truth,
           back=back.real_batches),
-    refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed", "leave it out"),
+    refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed"),
     # arithmetic
     joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False,
           back=reverse("precision.compute", {True: "bf16", False: "fp32", "auto": "auto"})),
@@ -276,27 +276,25 @@ _ROWS: tuple[Row, ...] = (
           type=file_or_group, back=back.sharding),
     joint("qat", None, ("precision.qat", "precision.qat_group_size"), "int4 weights with int8 activations", type=group,
           back=back.qat),
-    *_refused("belongs to a training method that surefoot does not support", "leave it out",
+    *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
               "lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft curriculum_sampling "
               "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
-    *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits", "leave it out",
+    *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits",
               "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),
-    *_refused("surefoot configures this with parallel.engine", "leave it out", "deepcompile"),
+    *_refused("surefoot configures this with parallel.engine", "deepcompile"),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes that divide one batch") for name in SAME_BATCH),
     *(joint(name, 1, ("batch.size", "parallel.nproc"), "processes with a batch each") for name in OWN_BATCH),
     joint("use_ray", False, ("parallel.nproc",)),
     joint("ray_num_workers", 1, ("parallel.nproc",)),
-    *_refused("Axolotl no longer has it", "leave it out", "max_packed_sequence_len torchdistx_path"),
-    refused("pretrain_multipack_attn", True, "the texts of a row do not see one another here", "leave it out"),
-    *_refused("surefoot joins no texts without a border", "leave it out: sample_packing fills rows",
-              "pretraining_sample_concatenation"),
-    *_refused("surefoot fills rows with shuffled examples", "leave it out", "sample_packing_sequentially"),
-    *_refused("surefoot adapts what lora_target_modules name", "name the modules that remain", "lora_exclude_modules"),
-    *_refused("pictures are read by the model's own processor", "leave it out",
-              "processor_kwargs image_size image_resize_algorithm"),
+    *_refused("Axolotl no longer has it", "max_packed_sequence_len torchdistx_path"),
+    refused("pretrain_multipack_attn", True, "the texts of a row do not see one another here"),
+    *_refused("surefoot joins no texts; sample_packing fills rows", "pretraining_sample_concatenation"),
+    *_refused("surefoot fills rows with shuffled examples", "sample_packing_sequentially"),
+    *_refused("surefoot adapts what lora_target_modules name", "lora_exclude_modules", fix="name the others"),
+    *_refused("pictures are read by the model's own processor", "processor_kwargs image_size image_resize_algorithm"),
     refused("dataset_shard_idx", None, "selects a part of the data", "use max_samples in surefoot's config"),
-    *_refused("surefoot has no such setting", "leave it out",
+    *_refused("surefoot has no such setting",
               "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
               "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
               "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "

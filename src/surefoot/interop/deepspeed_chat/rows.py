@@ -46,7 +46,7 @@ _RUN = (
     listed("tensorboard_path", "tensorboard", "TensorBoard files are in the run folder"),
     refused("add_eot_token", False, "surefoot adds no tokens except PAD", f"leave it out: {_ENDS}"),
     listed("deepspeed", False, "zero_stage and offload configure it"),
-    refused("deepspeed_config", None, "contains settings that surefoot does not read", "leave it out"),
+    refused("deepspeed_config", None, "contains settings that surefoot does not read"),
     listed("deepspeed_mpi", False, "is about starting processes"),
 )  # fmt: skip
 
@@ -135,7 +135,7 @@ _STEP3 = (
     joint("actor_lora_learning_rate", 5e-4, ("optim.lr",)),
     joint("critic_lora_learning_rate", 5e-4, ("ppo.critic_lr",), "also of the value head, which LoRA freezes there"),
     joint("enable_ema", False, ("ppo.ema",), "decay 0.992, fixed there"),
-    refused("enable_mixed_precision_lora", False, "surefoot has no ZeRO++ weight format", "leave it out"),
+    refused("enable_mixed_precision_lora", False, "surefoot has no ZeRO++ weight format"),
     listed("align_overflow", False, "a step updates both actor and critic, or neither"),
     listed("print_answers", False, "use surefoot generate with any checkpoint"),
     listed("print_answers_interval", 1, "belongs to print_answers"),

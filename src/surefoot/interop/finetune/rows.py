@@ -85,7 +85,7 @@ GUIDE: Mapping[str, Row] = by_name(
     carried("lora_r", 8, "adapter.rank"),
     carried("lora_alpha", 16, "adapter.alpha", type=number),
     carried("lora_dropout", 0.05, "adapter.dropout"),
-    refused("init_lora_weights", True, "surefoot initializes LoRA as PEFT does by default", "leave it out"),
+    refused("init_lora_weights", True, "surefoot initializes LoRA as PEFT does by default"),
     listed("lora_target_modules", None, "is printed but never used there: target_modules decides"),
     joint("target_modules", None, ("adapter.targets",), type=module_names),
     *all_listed(_BOTTLENECK, bottleneck_size=256, non_linearity="tanh", adapter_dropout=0.0),
@@ -95,7 +95,6 @@ GUIDE: Mapping[str, Row] = by_name(
         "dora_simple",
         True,
         "surefoot's DoRA treats the norm as a constant in the backward pass, as dora_simple does",
-        "leave it out",
     ),
     refused(
         "Wdecompose_target_modules",

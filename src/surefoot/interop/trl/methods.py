@@ -43,11 +43,11 @@ _CUTS = "surefoot cuts the prompt's beginning first, down to a quarter of the le
 _ALL: tuple[Row, ...] = (
     carried("disable_dropout", True, "model.dropout", _dropped, back=differs("model.dropout", "own")),
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS, back=longest_or_null),
-    refused("truncation_mode", "keep_start", _CUTS, "leave it out"),
+    refused("truncation_mode", "keep_start", _CUTS),
 )
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
-    refused("sync_ref_model", False, _SYNCED, _LEAVE),
+    refused("sync_ref_model", False, _SYNCED),
     *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
     listed("precompute_ref_batch_size", None, "affects speed only, not results"),
 )
@@ -57,11 +57,11 @@ _HANDBOOK: tuple[Row, ...] = (
     joint("max_prompt_length", None, ("data.max_length",), _TOGETHER, type=whole, back=never),
 )
 _OLDER: tuple[Row, ...] = (
-    refused("max_completion_length", None, "prompt and answer are truncated together (max_length)", _LEAVE),
+    refused("max_completion_length", None, "prompt and answer are truncated together (max_length)"),
     *_HANDBOOK,
     listed("padding_value", None, "padding is masked by position"),
-    refused("generate_during_eval", False, "surefoot uses samples.count for this", _LEAVE),
-    refused("is_encoder_decoder", None, _ENCODER, _LEAVE, same=(False,)),
+    refused("generate_during_eval", False, "surefoot uses samples.count for this"),
+    refused("is_encoder_decoder", None, _ENCODER, same=(False,)),
 )
 _DPO: tuple[Row, ...] = (
     *_ALL,
@@ -75,10 +75,10 @@ _DPO: tuple[Row, ...] = (
     joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1",
           back=lambda ours: [1.0, ours["alignment.sft"]] if ours["alignment.sft"] else None),
     joint("precompute_ref_log_probs", False, ("alignment.reference",), back=equals("alignment.reference", "cached")),
-    refused("ld_alpha", None, "surefoot's losses weight all tokens of an answer equally", _LEAVE),
-    refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL", _LEAVE),
+    refused("ld_alpha", None, "surefoot's losses weight all tokens of an answer equally"),
+    refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL"),
     listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
-    refused("use_weighting", False, "surefoot weights all pairs equally", _LEAVE),
+    refused("use_weighting", False, "surefoot weights all pairs equally"),
     listed("discopop_tau", 0.05, "belongs to a loss that is not supported"),
 )  # fmt: skip
 _KTO: tuple[Row, ...] = (
@@ -88,9 +88,8 @@ _KTO: tuple[Row, ...] = (
     carried("beta", 0.1, "alignment.beta"),
     carried("desirable_weight", 1.0, "alignment.good"),
     carried("undesirable_weight", 1.0, "alignment.bad"),
-    refused("loss_type", "kto", "surefoot supports only the kto loss", _LEAVE),
-    refused("precompute_ref_log_probs", False, "KTO's KL term pairs prompts with answers of other examples of the step",
-            _LEAVE),
+    refused("loss_type", "kto", "surefoot supports only the kto loss"),
+    refused("precompute_ref_log_probs", False, "KTO's KL term pairs prompts with answers of other examples"),
 )  # fmt: skip
 _REWARD: tuple[Row, ...] = (
     *_ALL,
@@ -112,7 +111,7 @@ _CPO: tuple[Row, ...] = (
     joint("cpo_alpha", 1.0, ("alignment.sft",),
           back=lambda ours: ours["alignment.sft"] + (ours["alignment.loss"] == "cpo")),
     joint("simpo_gamma", 0.5, ("alignment.margin",), "loss_type: simpo only"),
-    refused("alpha", 0.0, "surefoot has no AlphaPO", _LEAVE),
+    refused("alpha", 0.0, "surefoot has no AlphaPO"),
 )  # fmt: skip
 _COLLATOR = "GKD's collator does not read it"
 _GKD: tuple[Row, ...] = (
@@ -120,7 +119,7 @@ _GKD: tuple[Row, ...] = (
     carried("learning_rate", 2e-5, "optim.lr"),
     joint("chat_template_path", None, ("data.template",), "a .jinja file", type=text, back=back.template_file),
     joint("teacher_model_name_or_path", None, ("distill.teacher",), type=text),
-    refused("teacher_model_init_kwargs", None, "surefoot passes no extra arguments when loading", _LEAVE, same=({},)),
+    refused("teacher_model_init_kwargs", None, "surefoot passes no extra arguments when loading", same=({},)),
     joint("lmbda", 0.5, ("distill.on_policy",)),
     carried("beta", 0.5, "distill.beta"),
     joint("temperature", 0.9, ("distill.sampling_temperature",)),
