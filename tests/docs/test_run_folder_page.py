@@ -30,6 +30,7 @@ NOT_OF_THIS_RUN = {
     "teacher-RANK.jsonl",
     "samples.jsonl",
     "logs.json",
+    "training_reward.png",
     "tensorboard/",
     "wandb/",
 }

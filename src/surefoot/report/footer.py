@@ -23,6 +23,7 @@ _FILES = (
     ("all_results.json", "all figures"),
     ("training_loss.png", "loss curve"),
     ("training_eval_loss.png", "evaluation loss curve"),
+    ("training_reward.png", "reward curve"),
     ("trainer_log.jsonl", "every logged step"),
     ("plan.json", "every choice with its reason"),
     ("run.log", "all output of the run"),

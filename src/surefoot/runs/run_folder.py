@@ -123,7 +123,7 @@ def _resume(config: RunConfig, folder: Path) -> FolderState:
 # Includes what a killed process may have left without a manifest: sharded weights, and checkpoints set aside by a
 # resumed run.
 _PATTERN = re.compile(
-    r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|eval_\w+)\.png|(adapter_|generation_)?config\.json"
+    r"(\.rejected-)?checkpoint-\d+|failure-\d+(-.+)?|training_(loss|reward|eval_\w+)\.png|(adapter_|generation_)?config\.json"
     r"|(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(turns|teacher)-\d+\.jsonl"
 )
 _NAMES = {

@@ -39,6 +39,17 @@ def test_one_file_for_each_quantity_that_has_a_curve(tmp_path):
         assert len(np.unique(np.asarray(picture.convert("L")))) > 20
 
 
+def test_a_run_on_rewards_has_their_curve_and_none_of_their_negative(tmp_path):
+    rows = [{"current_steps": step, "loss": 0.0, "response_tokens": 9, "reward": step / 9} for step in range(1, 7)]
+    of_step_6 = {"current_steps": 6, "eval_loss": -0.5, "eval_response_tokens": 9, "eval_reward": 0.5}
+    written, _ = draw_curves(tmp_path, [{**of_step_6, "current_steps": 0}, *rows, of_step_6], "demo")
+    assert set(written) == {"training_loss.png", "training_reward.png", "training_eval_reward.png"}
+    figure = draw(curve_of(rows, plots.REWARD), plots.REWARD, "demo", curve_of([of_step_6], plots.EVAL_REWARD))
+    drawn = [line.get_xydata().tolist() for line in figure.axes[0].lines]
+    assert [[step, step / 9] for step in range(1, 7)] in drawn
+    assert [[6, 0.5]] in drawn
+
+
 def test_a_single_point_is_no_curve(tmp_path):
     assert draw_curves(tmp_path, make_rows(1), "demo") == ([], [])
 

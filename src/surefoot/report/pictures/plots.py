@@ -1,4 +1,5 @@
-"""The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`.
+"""The curves of a run as PNG files: `training_loss.png`, `training_eval_loss.png`, `training_eval_accuracy.png`; in
+stages ppo and grpo `training_reward.png`, of drawn answers with those of the evaluations, and no evaluation loss.
 
 File names are those of LLaMA-Factory. matplotlib is used without pyplot, so that no global state changes, and imported
 only when something is drawn. A picture that cannot be drawn is a caution and never ends a run.
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Okabe and Ito's palette: readable with every kind of color vision, and by lightness in print.
 _BLUE, _SKY, _ORANGE, _RED = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
-SMOOTH_FROM = 5  # points of a training loss, noisy because each is another batch; fewer are not smoothed
+SMOOTH_FROM = 5  # points of a training loss or reward, noisy as each is another batch; fewer are not smoothed
 _SMOOTH_OTHERS_FROM = 30  # points of a quantity measured repeatedly on the same data
 _SPAN = 1 / 50  # mean distance of the smoothing weights, as a share of the curve
 _LEAST_SPAN = 1.0  # least mean distance in points, so that a short curve is smoothed too
@@ -42,6 +43,7 @@ class Quantity:
 
 
 EVAL_LOSS = Quantity("eval_loss", "evaluation loss (nats per token)")
+REWARD, EVAL_REWARD = Quantity("reward", "mean reward of drawn answers"), Quantity("eval_reward", "reward")
 QUANTITIES = (
     Quantity("loss", "training loss (nats per token)"),
     EVAL_LOSS,
@@ -81,16 +83,19 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
     """Draw the curves. name: the run's name, for the titles. Returns the names of the files, and cautions."""
     written: list[str] = []
     cautions: list[str] = []
-    evaluation = None if evaluates_rewards(rows) else curve_of(rows, EVAL_LOSS)
-    for quantity in (*QUANTITIES, *metric_quantities(rows)):
+    beside = {REWARD.key: curve_of(rows, EVAL_REWARD)}
+    if not evaluates_rewards(rows):
+        beside["loss"] = curve_of(rows, EVAL_LOSS)
+    for quantity in (*QUANTITIES, REWARD, *metric_quantities(rows)):
         curve = curve_of(rows, quantity)
-        if len(curve.values) < 2:
+        if len(curve.values) < 2 or (
+            quantity == EVAL_LOSS and evaluates_rewards(rows)
+        ):  # the evaluation reward upside down
             continue
         path = run / f"training_{quantity.key}.png"
-        beside = evaluation if quantity.key == "loss" else None
         try:
             with held_interruptions():
-                picture = png(draw(curve, in_unit(quantity, rows), name, beside))
+                picture = png(draw(curve, in_unit(quantity, rows), name, beside.get(quantity.key)))
             durable.write_bytes(path, picture)
             written.append(path.name)
         except Exception as error:  # fonts, back ends, disk: a failed picture must not lose the model
@@ -165,7 +170,7 @@ def draw(curve: Curve, quantity: Quantity, name: str, evaluation: Curve | None =
 
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    _plot_values(axes, curve, SMOOTH_FROM if quantity.key == "loss" else _SMOOTH_OTHERS_FROM)
+    _plot_values(axes, curve, SMOOTH_FROM if quantity.key in ("loss", REWARD.key) else _SMOOTH_OTHERS_FROM)
     if evaluation is not None and evaluation.values:
         axes.plot(
             evaluation.steps, evaluation.values, "D", color=_ORANGE, mec="black", mew=0.6, ms=6, label="evaluation"
