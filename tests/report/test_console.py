@@ -202,6 +202,20 @@ def test_plain_text_of_a_table_fits_its_width():
     assert max(len(line) for line in as_plain_text(table, width=60).splitlines()) <= 60
 
 
+def test_a_table_in_a_pipe_has_no_blanks_at_the_ends_of_lines(monkeypatch):
+    def lines():
+        table, stream = Table("choice", "why"), io.StringIO()
+        table.box = None
+        table.add_row("device", "one that is there")
+        table.add_row("batch", "few")
+        Console(stream).show(table)
+        return stream.getvalue().splitlines()
+
+    assert [line.rstrip() for line in lines()] == lines()
+    monkeypatch.setattr(console_module._Screen, "is_terminal", True)  # twin
+    assert any(line.endswith(" ") for line in lines())
+
+
 def test_the_real_clock_has_an_offset(tmp_path):
     console = Console(io.StringIO())
     console.log_to(tmp_path / "run.log")

@@ -98,8 +98,15 @@ class Console:
         self.note(text if logged is None else logged)
 
     def show(self, renderable: Any) -> None:
-        """Print a table or another rich renderable; run.log gets it as plain text."""
-        self.screen.print(renderable)
+        """Print a table or another rich renderable; run.log gets it as plain text. In a file or a pipe no line ends
+        with blanks."""
+        if self.screen.is_terminal:
+            self.screen.print(renderable)
+        else:
+            with self.screen.capture() as caught:
+                self.screen.print(renderable)
+            if text := _without_end_blanks(caught.get()):
+                self.screen.print(Text(text), soft_wrap=True)
         self.note(as_plain_text(renderable))
 
     def show_summary(self, summary: Any, details: Sequence[Any]) -> None:
@@ -148,7 +155,11 @@ def as_plain_text(renderable: Any, width: int = _LOG_WIDTH) -> str:
     """Render as text without escape codes or trailing blanks."""
     out = io.StringIO()
     _Screen(out, live=False, color=False, width=width).print(renderable)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return _without_end_blanks(out.getvalue())
+
+
+def _without_end_blanks(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 class _Screen(rich.console.Console):
