@@ -66,8 +66,8 @@ def case(kind: str, *, tokens: int = 40, bias=True, dropout=False, transposed=Fa
             norm = factored_norms(weight, row_squares(weight), a, b, SCALE)
             m = norm * magnitude * (1 + 0.1 * torch.randn(size, dtype=wide))
             [factor] = factors_of([(m, norm, wide)])
-        up = SCALE * b * (1 if factor is None else factor.values.unsqueeze(1))
-        projections.append(Projection(weight, torch.randn(size, dtype=wide) if bias else None, b, SCALE, up, factor))
+        offset = torch.randn(size, dtype=wide) if bias else None
+        projections.append(Projection(weight, offset, b, SCALE, SCALE * b, factor))
         downs.append(a)
         magnitudes.append(m)
         parameters += [one.requires_grad_() for one in (a, b, m) if one is not None]

@@ -45,7 +45,7 @@ class Projection:
     bias: [O], frozen, or None.
     b: [O, r], the trainable parameter.
     scale: s.
-    up: f s B, [O, r], in the compute dtype.
+    up: s B, [O, r], in the compute dtype.
     factor: DoRA's factor; None for LoRA.
     """
 
@@ -132,7 +132,7 @@ class _Adapted(torch.autograd.Function):
         layers: Layers = replace(ctx.layers, dropped=tuple(masks) if ctx.masked else None)
         with torch.autocast(x.device.type, enabled=False):
             dy = [_flat(gradient) for gradient in outer]
-            g = [one @ projection.up for one, projection in zip(dy, layers.projections, strict=True)]
+            g = [one @ _scaled_up(projection) for one, projection in zip(dy, layers.projections, strict=True)]
             own = _own_gradients(layers, x, thin, kept, dy, g)
             dx = _input_gradient(layers, x, dy, g) if ctx.needs_input_grad[1] else None
         return None, *(
@@ -165,21 +165,30 @@ def _output(
     """Return a layer's output and what its backward pass needs: z, or u W^T with dropout."""
     weight, factor = layer.weight.to(x.dtype), layer.factor
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    if factor is None:
-        # The wide product adds to the thin one. The other way round the whole output would be read and written once
-        # more, and rounded once more: with small updates, a bf16 output would be off by 1.4 times as much.
-        output = h @ layer.up.T if bias is None else torch.addmm(bias, h, layer.up.T)
-        return output.addmm_(_flat(x), weight.T).view(*x.shape[:-1], len(weight)), None
-    if masked:
+    if masked and factor is not None:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
         # f base - base, not (f - 1) base: the pattern of `scale_on_average_` decides at which tokens f takes effect.
         output += scale_on_average_(base.clone(), factor).sub_(base)
-        _flat(output).addmm_(h, layer.up.T)
+        _flat(output).addmm_(h, _scaled_up(layer).T)
         return output, base
-    # Not x (f W)^T: rounding f W would increase the error in 16 bits by a tenth.
-    z = scale_on_average_(F.linear(x, weight), factor)
-    _flat(z).addmm_(h, layer.up.T)
+    # The wide product adds to the thin one. The other way round the whole output would be read and written once more,
+    # and rounded once more: what small updates add would be lost wherever it is less than half a unit of the output.
+    # Not x (f W)^T for DoRA: rounding f W would increase the error in 16 bits by a tenth.
+    z = x.new_empty(*x.shape[:-1], len(weight))
+    if bias is None or factor is not None:
+        torch.mm(h, layer.up.T, out=_flat(z))
+    else:
+        torch.addmm(bias, h, layer.up.T, out=_flat(z))
+    _flat(z).addmm_(_flat(x), weight.T)
+    if factor is None:
+        return z, None
+    scale_on_average_(z, factor)
     return (z if bias is None else z + bias), z if factor.invertible else None
+
+
+def _scaled_up(layer: Projection) -> torch.Tensor:
+    """Return f s B; s B for LoRA."""
+    return layer.up if layer.factor is None else scaled_rows(layer.up, layer.factor)
 
 
 def _own_gradients(

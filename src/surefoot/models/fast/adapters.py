@@ -226,14 +226,13 @@ def _make(adapters: dict[_Slot, _Adapter], dtype: torch.dtype, known: _Factors) 
     with torch.autocast(next(iter(adapters.values())).a.device.type, enabled=False):
         stacked = torch.cat([adapter.a.to(dtype) for adapter in adapters.values()])
         factors = [known.of(slot, adapter, dtype) for slot, adapter in adapters.items()]
-        ups = [_up(adapter, factor, dtype) for adapter, factor in zip(adapters.values(), factors, strict=True)]
+        ups = [_up(adapter, dtype) for adapter in adapters.values()]
         down = stacked.split([len(adapter.a) for adapter in adapters.values()])
     return _Made(tuple(down), stacked, tuple(ups), tuple(factors))
 
 
-def _up(adapter: _Adapter, factor: Factor | None, dtype: torch.dtype) -> torch.Tensor:
-    wide = adapter.b * adapter.scale
-    return (wide if factor is None else wide * factor.values.unsqueeze(1)).to(dtype)
+def _up(adapter: _Adapter, dtype: torch.dtype) -> torch.Tensor:
+    return (adapter.b * adapter.scale).to(dtype)
 
 
 _Place = tuple[_Slot, str, torch.dtype]  # layer, adapter name, compute dtype
