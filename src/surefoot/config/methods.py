@@ -57,7 +57,7 @@ class AlignmentConfig(Section):
     """dpo only: weight of the cross entropy on the better answers, added to the loss. At 1 by definition: orpo and
     cpo."""
     sft_prompt: bool = False
-    """orpo, simpo and cpo only: the cross entropy also counts the tokens of the prompt, as in TRL's ORPO."""
+    """dpo only: the cross entropy also counts the tokens of the prompt, as in TRL's ORPO; not beside a reference."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""
     bad: NonNegative = 1.0
