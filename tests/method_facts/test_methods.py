@@ -36,7 +36,9 @@ OTHER_MEANINGS = {
     ("commands/init.py", "reward"): "a section of the config",
     ("data/tokenize/segments.py", "last"): "a value of data.train_on",
     ("data/tokenize/whole.py", "last"): "a value of data.train_on",
+    ("commands/board/listing.py", "reward"): "a key of a logged row",
     ("report/results.py", "last"): "a key of the results",
+    ("report/wording.py", "reward"): "a key of an evaluation's figures",
     ("runs/identity.py", "reward"): "a part of the recorded identity",
 }
 
