@@ -1,5 +1,6 @@
 """Every way to train, as whole runs: it learns, and resumed from any checkpoint it ends with the same bytes."""
 
+import json
 import shutil
 
 import pytest
@@ -8,9 +9,11 @@ from helpers.faults import gives, raises_fault
 from helpers.growing_records import sky_workplace
 from helpers.path_runs import ends, forget, losses, path_config, start
 from helpers.tiers import representatives
+from helpers.zoo_modern import MODERN
 from surefoot.methods.open_model import open_for_use
 from surefoot.models.embeddings import embedding_noise
 from surefoot.models.precision import is_quantized
+from surefoot.report.events import SAMPLES
 from surefoot.runs import requirements as required
 from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import EnvironmentFault
@@ -148,3 +151,11 @@ def test_what_trained_over_few_bits_is_opened_over_few_bits_or_says_why_not(work
     assert not any(map(is_quantized, plain.model.modules()))
     assert plain.held.split()[0] == "fp32"
     assert all(gives(plain.described, one) for one in (name, obstacle))
+
+
+def test_a_model_whose_config_has_no_limit_of_positions_answers_at_an_evaluation(workplace, tmp_path):
+    MODERN["mamba"](workplace / "mamba")
+    chosen = {"base": "mamba", "adapter": None, "samples": {"count": 1, "max_new_tokens": 2}}
+    start(path_config(workplace, tmp_path / "run", data={"eval": 2}, eval_every="1 steps", **chosen))
+    lines = [json.loads(line) for line in (tmp_path / "run" / SAMPLES).read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -173,3 +174,24 @@ def test_loads_add_up_and_their_spread_is_that_of_the_worst_layer():
     assert added_loads({"0": (1, 2)}, {"0": (3, 4), "1": (5, 0)}) == {"0": (4, 6), "1": (5, 0)}
     assert spread({"0": (2, 2), "1": (0, 4)}) == {"expert_busiest": 2.0, "experts_idle": 1.0}
     assert spread({}) == {}
+
+
+def test_a_pass_begins_when_nothing_of_the_one_before_is_held():
+    """Neither in the passes that count where tokens go nor in those with gradients: two passes' activations at once
+    would be twice the memory of a step."""
+    _, engine, chosen = routed("mixtral")
+    held, at_start = weakref.WeakSet(), []
+
+    class Saved:
+        def __init__(self, tensor: torch.Tensor):
+            self.tensor = tensor.detach()  # with its graph it would hold itself
+            held.add(self)
+
+    def watched(model, batch):
+        at_start.append(len(held))
+        return sft_loss(model, batch)
+
+    batches = by(1)(examples(3))
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        accumulate_gradients(engine, watched, batches, weight=17, step=1, scale=None, settings=chosen)
+    assert at_start == [0] * (2 * len(batches))

@@ -14,7 +14,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.prepare import PreparedData
 from surefoot.method_facts.methods import WITHOUT_TURNS
 from surefoot.methods.method import LoadedModels
-from surefoot.models.forward import causal_model
+from surefoot.models.facts import facts_of
 from surefoot.report.observer import RunObserver, SilentObserver
 from surefoot.runs.prepared import PreparedRun
 from surefoot.system.errors import Fault, InputError
@@ -56,6 +56,7 @@ def make_evaluate(
     """
     config, task, engine = run.config, run.task, loaded.engine
     chosen = {name: metrics[name] for name in config.metrics.names}
+    positions = facts_of(run.base).max_positions  # a config of Mamba has no such key
 
     def give_up() -> bool:
         stop.agree()
@@ -72,7 +73,7 @@ def make_evaluate(
                 stop_ids=task.data.template.stop_ids,
                 pad_id=run.plan.tokenizer.pad_id,
                 max_new_tokens=max_new_tokens,
-                positions=causal_model(loaded.policy).config.get_text_config().max_position_embeddings,
+                positions=positions,
                 rows=run.plan.batch.micro.value,
                 give_up=give_up,
             )

@@ -281,7 +281,8 @@ def _balance(
         # metrics.
         with settings.kernels(), settings.forward(), routing.watched() as routed:
             objective(engine.model, batch.to(engine.device))
-        chosen, _, rows = routing.tally(routed, batch.rows)
+        with torch.no_grad():  # or the probabilities would keep this pass's graph alive during the next pass
+            chosen, _, rows = routing.tally(routed, batch.rows)
         counts = 1.0 if batch.weight else 0.0
         found = [counts * number for number in (rows, *chosen.tolist())]
         own = [a + b for a, b in zip(own, found, strict=True)] if own else found
