@@ -196,6 +196,16 @@ def test_staged_folder_never_replaces(tmp_path):
     assert files_under(tmp_path) == ["a", "a/precious"]
 
 
+def test_a_folder_is_replaced_although_a_kill_left_what_an_earlier_one_replaced(tmp_path):
+    for name, content in ((".replaced-a", "first"), ("a", "second")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "b").write_text(content)
+    with durable.staged_folder(tmp_path / "a", replace=True) as staging:
+        (staging / "b").write_text("third")
+    assert files_under(tmp_path) == ["a", "a/b"]
+    assert (tmp_path / "a" / "b").read_text() == "third"
+
+
 def test_folders_are_made_from_above_and_each_name_is_flushed(tmp_path, calls):
     durable.make_folders(tmp_path / "new" / "deep" / "o")
     assert calls == [("fsync", tmp_path.name), ("fsync", "new"), ("fsync", "deep")]

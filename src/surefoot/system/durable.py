@@ -181,6 +181,7 @@ def staged_folder(final: Path, replace: bool = False) -> Iterator[Path]:
             # A rename cannot replace a folder that is not empty, so for a moment there is none of the name.
             aside = final.parent / f"{_REPLACED}{final.name}"
             if replace and final.exists():
+                disk.remove_tree(aside, ignore_errors=True)  # left where this was killed after it had replaced `final`
                 disk.rename(final, aside)
             disk.rename(staging, final)
         except BaseException:
