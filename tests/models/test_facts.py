@@ -62,6 +62,14 @@ def test_norms_of_a_layer_are_those_of_a_familys_row(tmp_path, name):
     assert sorted(read.norms) == sorted(row.norms)
 
 
+def test_a_tree_is_built_once_for_each_config(tmp_path, config):
+    first = facts(tmp_path, config)
+    tree = module_tree(tmp_path)
+    assert module_tree(tmp_path) is tree
+    assert facts(tmp_path, config | {"vocab_size": 71}).vocab != first.vocab  # twin: another config
+    assert module_tree(tmp_path) is not tree
+
+
 def test_norms_of_a_wrapped_model_are_those_of_its_language_model(tmp_path, monkeypatch):
     text, eye, others = WRAPPERS["gemma3"]
     found = {"model_type": "gemma3", "text_config": text, "vision_config": eye, **others}

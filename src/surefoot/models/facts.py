@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,12 @@ def model_config(folder: Path) -> PreTrainedConfig:
 
 def module_tree(folder: Path) -> ModuleTree:
     """Return the module tree that transformers would build for folder/config.json."""
+    return _built(folder, (folder / "config.json").read_bytes())
+
+
+@lru_cache(maxsize=8)  # a run asks some ten times, and building a large mixture takes a tenth of a second
+def _built(folder: Path, content: bytes) -> ModuleTree:
+    """content: of config.json, so that another one is built anew."""
     import torch
 
     from surefoot.models.quiet import quiet_libraries
