@@ -37,9 +37,13 @@ def install(model: nn.Module) -> Undo:
 
 def obstacle(model: nn.Module) -> str:
     """Return why the path cannot be installed in this model; "" if it can."""
-    if not is_installed("liger_kernel"):
-        return "liger-kernel is not installed"
-    return "" if next(_mlps(model), None) else "none of its MLPs computes down(act(gate(x)) up(x)) with SiLU or GELU"
+    found = next(_mlps(model), None)
+    return without_liger() or ("" if found else "none of its MLPs computes down(act(gate(x)) up(x)) with SiLU or GELU")
+
+
+def without_liger() -> str:
+    """Return why Liger's kernels cannot be used; "" if they can."""
+    return "" if is_installed("liger_kernel") else "liger-kernel is not installed"
 
 
 class _Mlp:

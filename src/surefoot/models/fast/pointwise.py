@@ -9,7 +9,7 @@ Modules, parameters and hooks do not change; only `forward` is replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch import nn
 from surefoot.kernels import liger
 from surefoot.kernels.pointwise import NormForm, plain_norm, plain_rotary, rms_norm, rotary
 from surefoot.models.fast import FastPath, Undo, give_forwards
-from surefoot.models.fast.gated import gated_path
+from surefoot.models.fast.gated import gated_path, without_liger
 from surefoot.planning.fast_paths import FUSED
 from surefoot.planning.plan import RunPlan
-from surefoot.system.libraries import is_installed
 
 Normalize = Callable[[torch.Tensor, torch.Tensor, NormForm], torch.Tensor]
 Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # as transformers' apply_rotary_pos_emb
@@ -69,15 +68,12 @@ def obstacle(model: nn.Module) -> str:
 
 def liger_obstacle(model: nn.Module) -> str:
     """The same for liger-kernel's norms."""
-    if not is_installed("liger_kernel"):
-        return "liger-kernel is not installed"
-    return "" if next(_norms(model), None) else "none of its norms has a supported formula"
+    return without_liger() or ("" if next(_norms(model), None) else "none of its norms has a supported formula")
 
 
 def _rotary_obstacle(model: nn.Module) -> str:
-    if not is_installed("liger_kernel"):
-        return "liger-kernel is not installed"
-    return "" if next(_rotary_layers(model), None) else "none of its attention layers rotates in the usual way"
+    found = next(_rotary_layers(model), None)
+    return without_liger() or ("" if found else "none of its attention layers rotates in the usual way")
 
 
 class _Norm:
@@ -115,13 +111,12 @@ def _norms(model: nn.Module, norm: Normalize = rms_norm) -> Iterator[_Norm]:
 
 
 def _rotary_layers(model: nn.Module, rotate: Rotate = rotary) -> Iterator[_RotaryLayer]:
-    known: dict[Any, bool] = {}
     for module in model.modules():
         plain = type(module).forward
         if "forward" in vars(module) or not isinstance(plain, FunctionType) or _ROTARY not in plain.__code__.co_names:
             continue
         function = plain.__globals__.get(_ROTARY)
-        if function is not None and known.setdefault(function, _is_usual_rotary(function)):
+        if function is not None and _is_usual_rotary(function):
             yield _RotaryLayer(module, plain, rotate)
 
 
@@ -160,6 +155,7 @@ def norm_form(module: nn.Module) -> NormForm | None:
     return min(fitting, key=rounded_otherwise, default=None)
 
 
+@cache
 @torch.no_grad()
 def _is_usual_rotary(function: Any) -> bool:
     """Whether the function rotates the first half of every head with the second half."""
