@@ -52,7 +52,7 @@ def prompts_of(data, pair_number):
 
 def check_pairs(data):
     """Every pair: one record, better first, one prompt, an answer to the end of the row."""
-    assert data.good().tolist() == [True, False] * (len(data) // 2)
+    assert data.good.tolist() == [True, False] * (len(data) // 2)
     for number in range(len(data) // 2):
         better, worse = data[2 * number], data[2 * number + 1]
         assert better.number == worse.number
@@ -161,7 +161,7 @@ def test_pair_batches_hold_the_step_whatever_their_size(run):
 
 def test_judged_batches_give_each_prompt_the_next_answer(run):
     data = run([verdict(n) for n in range(8)], "judged").train
-    assert data.good().tolist() == [n % 3 == 0 for n in range(8)]
+    assert data.good.tolist() == [n % 3 == 0 for n in range(8)]
     step = [5, 1, 6, 2, 5]
 
     def rows(batches, name):

@@ -58,7 +58,7 @@ def test_pairs(prepared):
 
 def test_judged_answers(prepared):
     data = prepared("kto", judged())
-    found = [[digest(*parts(data[index])), bool(good)] for index, good in enumerate(data.good())]
+    found = [[digest(*parts(data[index])), bool(good)] for index, good in enumerate(data.good)]
     assert found == RECORDED["kto"]
 
 

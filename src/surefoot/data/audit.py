@@ -172,7 +172,7 @@ def audit_dataset(
         samples=tuple(_sample(dataset, index, encoder, kind) for index in _shown(len(dataset), kind)),
         kind=kind,
         pairs=pair_facts(dataset) if kind == "pairs" else None,
-        good=int(dataset.good().sum()) if kind == "judged" else 0,
+        good=int(dataset.good.sum()) if kind == "judged" else 0,
         pictures=len(pictures),
         picture_tokens=sum(picture.tokens for picture in pictures),
         duplicate_places=first_places(duplicates),
@@ -292,7 +292,7 @@ def _sample(dataset: TokenizedDataset, index: int, encoder: TextEncoder, kind: K
             text = dataset.processor.with_facts(text, pictures)
         parts.append(SamplePart(text, bool(example.supervised[start]), bool(control[start])))
     file, number, line = dataset.row(index)
-    verdict = _VERDICTS[kind][bool(dataset.good()[index])] if kind in _VERDICTS else ""
+    verdict = _VERDICTS[kind][bool(dataset.good[index])] if kind in _VERDICTS else ""
     shown = example.pictures if index % rows_per_item(kind) == 0 else ()
     return Sample(number, line, len(example.ids), tuple(parts), file, verdict, shown)
 

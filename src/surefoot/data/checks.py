@@ -247,7 +247,7 @@ def item_fingerprints(dataset: TokenizedDataset, kind: Kind) -> np.ndarray:
     fingerprints = dataset.fingerprints()
     columns = fingerprints.view(np.uint8).reshape(len(fingerprints) // rows_per_item(kind), -1)
     if kind == "judged":
-        columns = np.column_stack([columns, dataset.good()])
+        columns = np.column_stack([columns, dataset.good])
     return np.ascontiguousarray(columns).view(f"V{columns.shape[1]}").ravel()
 
 

@@ -355,7 +355,8 @@ def with_share(one: LoadedSource, seed: int) -> LoadedSource:
     for (file, facts), start in zip(one.files, np.cumsum([0, *counts]), strict=False):
         own = chosen[(chosen >= start) & (chosen < start + facts.used)] - start + 1
         places.append(np.isin(file.rows[:, 0], own))
-        dropped = tuple(place for place in facts.dropped if place[1] in own)
+        numbers = set(own.tolist())
+        dropped = tuple(place for place in facts.dropped if place[1] in numbers)
         files.append((file, replace(facts, part=words, dropped=dropped)))
     found = replace(one, files=tuple(files), examples=one.examples.subset(np.flatnonzero(np.concatenate(places))))
     if not len(found.examples):

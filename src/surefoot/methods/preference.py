@@ -124,7 +124,7 @@ def _ratio(loaded: LoadedModels, reference: Reference, batch: JudgedBatch) -> to
 def all_judged(dataset: TokenizedDataset, layout: Layout, *, size: int) -> Iterator[JudgedBatch]:
     """Yield the answers of a whole data set in order. Prompts get other answers within groups as large as a training
     step; means over good and bad answers are over all of them."""
-    count, good = len(dataset), int(dataset.good().sum())
+    count, good = len(dataset), int(dataset.good.sum())
     shares = [count / part if part else 0.0 for part in (good, count - good)]
     for indices in _groups(count, size):
         for batch in judged_batches(dataset, indices, layout, others=True):
@@ -133,7 +133,7 @@ def all_judged(dataset: TokenizedDataset, layout: Layout, *, size: int) -> Itera
 
 def _require_both(evaluation: TokenizedDataset) -> None:
     """Raise InputError if the evaluation data has only good or only bad answers: a margin needs both."""
-    good = int(evaluation.good().sum())
+    good = int(evaluation.good.sum())
     if good in (0, len(evaluation)):
         what = f"reward_margin needs good and bad answers, and all evaluation answers are {'good' if good else 'bad'}"
         raise InputError(

@@ -118,7 +118,7 @@ def test_pairs_are_two_records_of_token_ids(tmp_path, asked):
     found = prepared(tmp_path, [PAIR], kind="pairs", format=asked)
     assert [one.ids.tolist() for one in found.train] == [[5, 6, 7], [5, 8]]
     assert [one.supervised.tolist() for one in found.train] == [[False, True, True], [False, True]]
-    assert found.train.good().tolist() == [True, False]
+    assert found.train.good.tolist() == [True, False]
     assert found.audit.source.layout == "token-pairs"
 
 
@@ -139,7 +139,7 @@ def test_of_pairs_supervised_training_learns_the_better_one(tmp_path):
 def test_a_judged_answer_is_a_record_of_token_ids_with_a_label(tmp_path, good):
     found = prepared(tmp_path, [{**JUDGED, "label": good}], kind="judged")
     assert found.train[0].supervised.tolist() == [False, False, True]
-    assert found.train.good().tolist() == [good]
+    assert found.train.good.tolist() == [good]
     assert found.audit.source.layout == "token-judged"
 
 

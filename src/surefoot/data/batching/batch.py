@@ -306,7 +306,8 @@ def documents_at(batch: Batch, places: Sequence[int]) -> Batch:
 
 def position_ids(documents: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return position ids that restart at 0 in each document: [1, T]."""
-    return torch.cat([torch.arange(length, device=device) for length in documents])[None]
+    # Made on the host: a GPU would start a kernel for each document.
+    return torch.cat([torch.arange(length) for length in documents])[None].to(device, non_blocking=True)
 
 
 DIGEST_SIZE = 16  # bytes

@@ -271,7 +271,7 @@ def judged_batches(
         the KL estimate. These rows are truncated to the longest example of the data; a step of one example has none.
     """
     step = [int(index) for index in indices]
-    good, most = dataset.good(), int(dataset.lengths.max())
+    good, most = dataset.good, int(dataset.lengths.max())
     count = int(good[step].sum())
     shares = [len(step) / part if part else 0.0 for part in (count, len(step) - count)]
     found = []

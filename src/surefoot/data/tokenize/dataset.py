@@ -192,8 +192,9 @@ class TokenizedDataset:
         CONTINUES is set on all but the first and CONTINUED on all but the last."""
         return np.concatenate([file.rows[:, 2] for file in self.files])[self.chosen]
 
+    @cached_property
     def good(self) -> np.ndarray:
-        """Return whether each example is the better of a pair or was judged good: [N] bool."""
+        """Whether each example is the better of a pair or was judged good: [N] bool."""
         return self.flags() & GOOD > 0
 
     def answers_lost(self) -> int:
