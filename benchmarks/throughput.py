@@ -37,8 +37,7 @@ from transformers import (
 from bases import Shape, build_base
 from surefoot.config.load import load_config
 from surefoot.data.batching.order import step_examples
-from surefoot.methods.examples import prepare_examples
-from surefoot.methods.sft import sft_task
+from surefoot.methods.examples import prepare_examples, sft_task
 from surefoot.runs.load_models import load_models, planned_tokenizer
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.parity.fast_paths import planned_paths

@@ -10,10 +10,11 @@ from helpers.doc_pages import ROOT, names, table
 from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.report.flight import KEPT
+from surefoot.runs import slowness
 from surefoot.runs.failures import recorder as failures
 from surefoot.runs.slowness import _LOOK, _NEAR
 from surefoot.system.errors import NOT_REPRODUCED_EXIT_CODE
-from surefoot.training import loop, pace_guard
+from surefoot.training import loop
 from surefoot.training import profile as window
 
 PAGE = ROOT / "docs" / "failures.md"
@@ -93,11 +94,11 @@ def test_the_numbers_of_the_page():
     told = [
         f"the last {KEPT} to {2 * KEPT}",
         f"left out above {failures.LARGEST >> 20} MiB",
-        f"median of the {pace_guard.WINDOW} steps before",
-        f"more than {round(100 * (1 - pace_guard.FALL))} % slower",
-        f"none for {pace_guard.QUIET} steps",
+        f"median of the {slowness.WINDOW} steps before",
+        f"more than {round(100 * (1 - slowness.FALL))} % slower",
+        f"none for {slowness.QUIET} steps",
         f"above {round(100 * _NEAR)} %",
         f"the run sleeps {_LOOK} s",
     ]
     assert all(words in " ".join(TEXT.split()) for words in told)
-    assert (failures.MOST, window.WARM_UP, window.TRACED, pace_guard.RECENT) == (4, 2, 2, 5)  # in words on the page
+    assert (failures.MOST, window.WARM_UP, window.TRACED, slowness.RECENT) == (4, 2, 2, 5)  # in words on the page

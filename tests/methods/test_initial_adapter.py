@@ -20,7 +20,7 @@ from surefoot.config.load import check_config, load_config
 from surefoot.config.resume_policy import diff_configs
 from surefoot.config.saved_shape import with_saved_shape, with_shape_of_then
 from surefoot.config.schema import AdapterConfig
-from surefoot.methods import initial, policy
+from surefoot.methods import policy
 from surefoot.models import saved_adapter
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.runs.make_plan import make_plan
@@ -186,7 +186,7 @@ def test_an_adapter_of_another_layout_is_converted(world):
 
 
 def test_twin_without_the_conversion_it_is_refused(world, monkeypatch):
-    monkeypatch.setattr(initial, "fitted", lambda saved, facts: saved)
+    monkeypatch.setattr(policy, "fitted", lambda saved, facts: saved)
     with pytest.raises(AssertionError):
         check_fused(world, "unfused")
 
@@ -233,7 +233,7 @@ def test_tensors_of_another_shape_are_found_before_weights_are_loaded(world, mon
 
 
 def test_twin_that_looks_only_when_it_loads_notices_nothing_in_a_dry_run(world, monkeypatch):
-    monkeypatch.setattr(initial, "find_initial", lambda config, plan, base: None)
+    monkeypatch.setattr(policy, "find_initial", lambda config, plan, base: None)
     heron_trained(world, "late", "--dry-run", adapter=adapter_of(world, rank=3))
 
 

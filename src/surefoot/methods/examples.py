@@ -15,13 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import Layout
+from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.batching.order import filled_rows, step_examples, steps_per_epoch
 from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.templates import is_users_own
+from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.rewards.graders import fields_read
@@ -179,3 +180,8 @@ def task_of_items(
         step_tokens=lambda step: int(lengths[items(step)].sum()),
         eval_batches=None if evaluation is None else lambda: of_all(evaluation, whole),
     )
+
+
+def sft_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
+    """Make the task of stages sft and pretrain under a plan."""
+    return task_of_items(sft_loss, config, plan, data, example_batches, all_example_batches)

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from surefoot.config.paths import nearest_path
 from surefoot.config.schema import RunConfig
-from surefoot.methods.initial import find_initial
 from surefoot.methods.method import ONE_GROUP, Built
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_of
+from surefoot.models.facts import facts_of
+from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.forward import causal_model
 from surefoot.models.load import keep_left_out, load_model
 from surefoot.models.modes import set_dropout
@@ -22,10 +24,12 @@ from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
 from surefoot.models.save import load_adapter_weights, save_adapter, save_full
-from surefoot.models.saved_adapter import start_from
+from surefoot.models.saved_adapter import SavedAdapter, check_shape, fitted, read_adapter, start_from
 from surefoot.models.value_head import freeze_output_head
 from surefoot.models.wrapped import freeze_others, train_vision
 from surefoot.planning.plan import OFF, OWN_DROPOUT, RunPlan
+from surefoot.system.errors import Fault, InputError
+from surefoot.system.locations import looks_local
 from surefoot.training.checkpoint import Checkpoint
 
 
@@ -82,6 +86,27 @@ def load_policy(
     elif (saved := find_initial(config, plan, base)) is not None:
         start_from(adapted, saved)
     return adapted.train()
+
+
+def find_initial(config: RunConfig, plan: RunPlan, base: Path) -> SavedAdapter | None:
+    """Return the adapter, converted to the modules of the base; None if the run starts with a new one.
+
+    base: folder of the base model. Of both only settings and the headers of weights are read.
+
+    Raises InputError if there is no such adapter, or if its kind, scale, rank or modules are not the plan's.
+    """
+    if config.adapter is None or config.adapter.initial is None or plan.adapter is None:
+        return None
+    named = config.adapter.initial
+    if looks_local(named) and not Path(named).is_dir():
+        what = f"folder {named} does not exist"
+        raise InputError(Fault("adapter.initial", what, nearest_path(Path(named), ()), code="SF-FILE-MISSING"))
+    folder = resolve_folder(named, config.adapter.initial_revision, weights=True)
+    require_adapter(folder, named)
+    facts = facts_of(base)
+    saved = fitted(read_adapter(folder), facts)
+    check_shape(saved, plan.adapter, facts)
+    return saved
 
 
 def trained_dropout(config: RunConfig, plan: RunPlan) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from surefoot.method_facts.losses import joined
 from surefoot.method_facts.methods import METHODS
-from surefoot.methods.examples import prepare_examples
+from surefoot.methods.examples import prepare_examples, sft_task
 from surefoot.methods.method import MethodFunctions
 
 
@@ -19,8 +19,6 @@ def functions_of(method: str) -> MethodFunctions:
 
 
 def _sft() -> MethodFunctions:
-    from surefoot.methods.sft import sft_task
-
     return MethodFunctions(prepare_examples, sft_task)
 
 

@@ -99,7 +99,7 @@ def make_plan(
             error.add_note(what_fits())
         raise
     if seen is None and config.adapter is not None and config.adapter.initial is not None:
-        from surefoot.methods.initial import find_initial
+        from surefoot.methods.policy import find_initial
 
         find_initial(config, plan, folder)  # not for a resumed run, whose checkpoint has the adapter
     held = fits(plan.memory) and fits_host(plan.memory)

@@ -1,5 +1,9 @@
 """Watch the speed of a run: when it slows down, look for the cause, once.
 
+A step is slow if it took clearly longer than its amount of work explains, so longer examples cause no alarm. It is
+compared with earlier steps of this run only. Part of a step's time is constant, so a step with little work may take as
+long as an ordinary one. A single slow step causes no alarm: the median of the last few must be slow.
+
 This reads clocks and system counters and does not affect the run. Only the first rank has one.
 """
 
@@ -9,7 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -21,13 +27,59 @@ from surefoot.system.counters import Counters, busiest_others, read_counters
 from surefoot.system.messages import size_text
 from surefoot.training.background import is_writing
 from surefoot.training.loop import Job, Observer
-from surefoot.training.pace_guard import RECENT, PaceGuard, Slow
 from surefoot.training.report import EvalReport, StepReport
 from surefoot.training.state import RunState
 
+WINDOW = 50  # steps whose median defines the ordinary pace
+RECENT = 5  # newest steps, which are compared with it
+FEWEST = 20  # steps needed before an ordinary pace is defined
+FALL = 0.7  # an alarm is raised below this fraction of the ordinary pace
+QUIET = 50  # steps after an alarm without another one
 _LOOK = 0.2  # seconds to sleep while measuring other processes
 _APART = 1.0  # minimum seconds between two readings of the counters
 _READINGS = 60
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Alarm that the run has become slower.
+
+    pace: pace of the last steps as a fraction of the ordinary pace.
+    since: the first of these steps.
+    """
+
+    pace: float
+    since: int
+
+
+class PaceGuard:
+    """Compares each step with the steps before."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=WINDOW + RECENT)
+        self._quiet_until = 0
+
+    def step(self, step: int, seconds: float, work: float) -> Slow | None:
+        """Add a step, in order; return an alarm if the last few were slow.
+
+        seconds: duration, including the wait for data.
+        work: amount of work, in any unit proportional to time.
+        """
+        if seconds <= 0 or work <= 0:
+            return None
+        self._steps.append((seconds, work))
+        before = len(self._steps) - RECENT
+        if before < FEWEST or step < self._quiet_until:
+            return None
+        ordinary = list(islice(self._steps, before))
+        recent = list(islice(self._steps, before, None))
+        usual_seconds = median(one for one, _ in ordinary)
+        usual_rate = median(done / one for one, done in ordinary)
+        pace = median(max(usual_seconds, done / usual_rate) / one for one, done in recent)
+        if pace >= FALL:
+            return None
+        self._quiet_until = step + QUIET
+        return Slow(pace, step - RECENT + 1)
 
 
 class PaceObserver:

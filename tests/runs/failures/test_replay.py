@@ -14,7 +14,7 @@ from helpers.faults import lines_giving, prints_fault, raises_fault
 from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train
 from surefoot.commands.main import main
-from surefoot.methods import sft as sft_module
+from surefoot.methods import examples
 from surefoot.report.flight import recent
 from surefoot.runs.failures import recorder as failures_module
 from surefoot.runs.failures import replay as replay_module
@@ -369,13 +369,13 @@ def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatc
 def test_weights_that_were_too_large_to_keep_come_from_the_last_checkpoint(folder, monkeypatch, adapter):
     """A loss that is NaN at step 6 alone: step 5 and, from the base model, the steps 1 to 5 are taken again."""
     name = f"large-{adapter is None}"
-    plain, on = sft_module.sft_loss, []
+    plain, on = examples.sft_loss, []
 
     def loss(model, batch):
         found = plain(model, batch)
         return dataclasses.replace(found, loss=found.loss * float("nan")) if on else found
 
-    monkeypatch.setattr(sft_module, "sft_loss", loss)
+    monkeypatch.setattr(examples, "sft_loss", loss)
     monkeypatch.setattr(failures_module, "LARGEST", 0)
     before_step(monkeypatch, 6, lambda engine: on.append(1))
     result = train(folder, name, adapter=adapter)
@@ -442,9 +442,9 @@ def test_other_data_are_refused_and_a_moved_folder_is_not(folder, kept, tmp_path
 
 
 def test_a_run_keeps_few_folders_the_first_and_the_newest(folder, monkeypatch):
-    plain, bad = sft_module.sft_loss, []
+    plain, bad = examples.sft_loss, []
     monkeypatch.setattr(
-        sft_module,
+        examples,
         "sft_loss",
         lambda model, batch: (
             dataclasses.replace(found, loss=found.loss * float("nan"))

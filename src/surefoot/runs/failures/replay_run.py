@@ -10,7 +10,7 @@ stdin: {"run", "begun", "moved", "plain", "parent"}. stdout: lines of a keyword 
     caution TEXT     a difference between this process and the run
     step N           step N begins
     part NAME        part of the last step, see `training.profile.Part`; empty at its end
-    enters, leaves, reaches MODULE    see `training.followed`
+    enters, leaves, reaches MODULE    see `followed`
     done JSON        the last step succeeded: its report
     raised JSON      an exception, and its module
     fault JSON       an error, as on the command line
@@ -27,6 +27,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import for_rank
@@ -45,8 +48,7 @@ from surefoot.runs.run_folder import PLAN, FolderState
 from surefoot.system import process
 from surefoot.system.errors import Fault, IntegrityError, SurefootError
 from surefoot.system.redaction import veiled
-from surefoot.training.diagnose import place_of_error
-from surefoot.training.followed import followed
+from surefoot.training.diagnose import float_tensors, place_of_error
 from surefoot.training.interrupt import StopRequest
 from surefoot.training.loop import run_loop
 from surefoot.training.profile import Part, Watch, unwatched
@@ -123,6 +125,42 @@ def _take(
         except Exception as error:  # device errors too: this process ends now anyway
             said = veiled(f"{type(error).__name__}: {error}")[:_WORDS]
             tell("raised", json.dumps({"error": said, "place": place_of_error(error, loaded.engine.model)}))
+
+
+@contextmanager
+def followed(model: nn.Module, report: Callable[[str, str], object]) -> Iterator[None]:
+    """Context that reports which module a pass is in. No value is read or changed.
+
+    report: called with (event, module name) when a forward pass "enters" or "leaves" a module, and when a backward pass
+        "reaches" one, that is, when the gradient of its output is known.
+    """
+
+    def enters(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:  # a return value would replace the inputs
+            report("enters", name)
+
+        return hook
+
+    def leaves(name: str) -> Callable[..., None]:
+        def reached(gradient: torch.Tensor) -> None:
+            report("reaches", name)
+
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            report("leaves", name)
+            for tensor in float_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(reached)
+
+        return hook
+
+    named = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_pre_hook(enters(name)) for name, module in named]
+    handles += [module.register_forward_hook(leaves(name)) for name, module in named]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _check_examples(run: Path, begun: Mapping[str, Any], own: Sequence[Weighted]) -> None:

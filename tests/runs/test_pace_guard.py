@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from surefoot.training import pace_guard
-from surefoot.training.pace_guard import FALL, FEWEST, QUIET, RECENT, PaceGuard
+from surefoot.runs import slowness
+from surefoot.runs.slowness import FALL, FEWEST, QUIET, RECENT, PaceGuard
 
 RATE = 1e9  # of work per second
 
@@ -78,7 +78,7 @@ def test_it_is_quiet_for_a_while_and_speaks_again():
 def test_before_there_is_an_ordinary_pace_it_says_nothing(monkeypatch):
     steps = [(0.1, RATE / 2)] * (FEWEST - 2) + steady(3)
     assert alarms(steps) == []
-    monkeypatch.setattr(pace_guard, "FEWEST", 2)
+    monkeypatch.setattr(slowness, "FEWEST", 2)
     assert alarms(steps)  # twin
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from surefoot.training.followed import ENTERS, LEAVES, REACHES, followed
+from surefoot.runs.failures.replay_run import followed
 
 
 class Block(nn.Module):
@@ -23,16 +23,16 @@ def test_modules_are_told_in_the_order_of_the_passes():
         forward = list(heard)
         out.backward()
     assert forward == [
-        (ENTERS, "0"),
-        (ENTERS, "0.first"),
-        (LEAVES, "0.first"),
-        (ENTERS, "0.second"),
-        (LEAVES, "0.second"),
-        (LEAVES, "0"),
-        (ENTERS, "1"),
-        (LEAVES, "1"),
+        ("enters", "0"),
+        ("enters", "0.first"),
+        ("leaves", "0.first"),
+        ("enters", "0.second"),
+        ("leaves", "0.second"),
+        ("leaves", "0"),
+        ("enters", "1"),
+        ("leaves", "1"),
     ]
-    assert heard[len(forward) :] == [(REACHES, name) for name in ("1", "0", "0.second", "0.first")]
+    assert heard[len(forward) :] == [("reaches", name) for name in ("1", "0", "0.second", "0.first")]
     gradients = [one.grad.clone() for one in model.parameters()]
     heard.clear()
     model.zero_grad()
