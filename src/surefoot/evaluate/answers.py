@@ -38,7 +38,7 @@ from surefoot.methods.reward_source import checked_source
 from surefoot.methods.rewards.terms import open_rewards
 from surefoot.methods.rollouts import DRAWN_AT_ONCE
 from surefoot.methods.sources import evaluated_specs, trained_specs
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.models.rollout import EmbeddedRollouts
 from surefoot.report.intervals import mean_interval
 from surefoot.report.trainer_log import finite
@@ -108,7 +108,7 @@ def measure_answers(
     assert prompts is not None
     assert audit is not None
     prompts = replace(prompts, chosen=prompts.chosen[: request.max_samples])
-    settings, waits = evaluation_settings(opened), Waits(notify)
+    settings, waits = evaluation_settings(opened), WaitReporter(notify)
     micro = opened.plan.batch.micro.value if opened.plan else ROWS
     results, seconds = {}, {}
     with ExitStack() as held:

@@ -1,6 +1,6 @@
 """Report what a run waits for: an engine, a reward or another rank can hang silently for hours.
 
-    waits = Waits(notify)
+    waits = WaitReporter(notify)
     with waits.during("reward style", "the reward style is asked for 64 answers"):
         ...
     with silence_told([server], notify):     # whatever is asked in the block
@@ -28,7 +28,7 @@ _SLOWER, _SLOWER_SERVER = 5.0, 1.5
 _LOOK = 1.0  # seconds between looks at servers
 
 
-class Waits:
+class WaitReporter:
     """Watches the waits of a run."""
 
     def __init__(self, notify: Notify):

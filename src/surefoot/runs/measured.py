@@ -59,55 +59,44 @@ def measure_open_choices(
     narrow = hardware.kind == "cpu" and model.hidden < NARROW
     if narrow and config.precision.compute in ("auto", "fp32"):
         return None
-    from surefoot.planning.probes.child import one_child
-
-    kept = open_kept()
-    if narrow:
-        return Measurements(products=_products(config, linear_shapes(model), hardware, kept))
-    with one_child():
-        return _measure(config, model, hardware, environment, lengths, batch, kept)
-
-
-def _measure(
-    config: RunConfig,
-    model: ModelFacts,
-    hardware: Hardware,
-    environment: Mapping[str, str],
-    lengths: LengthFacts | None,
-    batch: Callable[[], BatchPlan],
-    kept: Kept,
-) -> Measurements:
     import torch
 
-    device = torch.device(hardware.kind)
-    shapes = linear_shapes(model)
-    products = _products(config, shapes, hardware, kept)
-    tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
-    threads = measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
-    so_far = Measurements(products=products, threads=threads, tf32=tf32)
-    dtype = plan_precision(config, model, hardware, so_far, environment, Notes()).compute.value
-    limit = plan_max_length(config.data.max_length, model, Notes()).value
-    both_ways = bool(lengths and lengths.pictures and model.both_ways)
-    masked = mask_reason(model.window, longest_example(limit, lengths), both_ways)
-    # On a GPU one short row would measure only kernel launches. On a CPU one row is enough work, and the probe must end
-    # within seconds.
-    rows = batch().micro.value if hardware.kind == "cuda" else 1
-    if forms := _attention_forms(config, model, hardware, dtype, masked):
-        length = lengths.typical if lengths else limit
-        window = model.window if masked else None
-        request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
-        trials = measured_attention(request, kept)
-        so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
-    if parts := open_parts(config, model, hardware):
-        trials = measured_pointwise(parts, pointwise_sizes(model), dtype, hardware.kind, kept)
-        so_far = replace(so_far, pointwise=trials)
-    if lengths is None or not lengths.mix or config.data.packing == "off":
-        return so_far
-    packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
-    if isinstance(packed, str):
-        return so_far
-    request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows)
-    return replace(so_far, documents=measured_documents(request, kept))
+    from surefoot.planning.probes.child import one_child
+
+    kept, shapes = open_kept(), linear_shapes(model)
+    if narrow:
+        return Measurements(products=_products(config, shapes, hardware, kept))
+    with one_child():
+        device = torch.device(hardware.kind)
+        products = _products(config, shapes, hardware, kept)
+        tf32 = measured_tf32(shapes, device, kept) if tf32_is_open(config.precision, hardware, environment) else None
+        threads = (
+            measured_threads(shapes, hardware.cores, kept) if threads_are_open(model, hardware, environment) else {}
+        )
+        so_far = Measurements(products=products, threads=threads, tf32=tf32)
+        dtype = plan_precision(config, model, hardware, so_far, environment, Notes()).compute.value
+        limit = plan_max_length(config.data.max_length, model, Notes()).value
+        both_ways = bool(lengths and lengths.pictures and model.both_ways)
+        masked = mask_reason(model.window, longest_example(limit, lengths), both_ways)
+        # On a GPU one short row would measure only kernel launches. On a CPU one row is enough work, and the probe must
+        # end within seconds.
+        rows = batch().micro.value if hardware.kind == "cuda" else 1
+        if forms := _attention_forms(config, model, hardware, dtype, masked):
+            length = lengths.typical if lengths else limit
+            window = model.window if masked else None
+            request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
+            trials = measured_attention(request, kept)
+            so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
+        if parts := open_parts(config, model, hardware):
+            trials = measured_pointwise(parts, pointwise_sizes(model), dtype, hardware.kind, kept)
+            so_far = replace(so_far, pointwise=trials)
+        if lengths is None or not lengths.mix or config.data.packing == "off":
+            return so_far
+        packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
+        if isinstance(packed, str):
+            return so_far
+        request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows)
+        return replace(so_far, documents=measured_documents(request, kept))
 
 
 def linear_shapes(model: ModelFacts) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ from surefoot.methods.environments.multi_turn import MultiTurn, TurnRequest
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.environments.replies import Reply, reply_of
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout
 from surefoot.report import journal
@@ -112,7 +112,7 @@ class World:
             self.seconds,
             Recorded(self.folder, 0, 0),
             self.anywhere,
-            Waits(notify),
+            WaitReporter(notify),
             notify,
         )
         places = range(count)
@@ -200,7 +200,15 @@ def test_what_is_said_first_is_part_of_the_prompt_and_takes_of_its_room(marks, t
     )
     asked = TurnRequest([prompt] * 3, [{"n": one} for one in range(3)], [0, 1, 2], [7] * 3, range(3))
     multi_turn = MultiTurn(
-        world.environment, marks, marks.encoder.tokenizer, 4, 30.0, Recorded(tmp_path, 0, 0), bool, Waits(print), print
+        world.environment,
+        marks,
+        marks.encoder.tokenizer,
+        4,
+        30.0,
+        Recorded(tmp_path, 0, 0),
+        bool,
+        WaitReporter(print),
+        print,
     )
     heard = multi_turn.converse(engine, asked, Decoding(LIMIT, frozenset({STOP}), 0, 1.0), 1, needed=True)
     check_ids(heard, engine)

@@ -90,7 +90,7 @@ def tokenize(
                 "chunks": settings.chunks,
                 "encoding": settings.encoding,
                 "kind": settings.kind,
-                "sight": settings.processor and [settings.processor.identity, str(source.folder)],
+                "processor": settings.processor and [settings.processor.identity, str(source.folder)],
                 "after_prompt": settings.after_prompt,
             }
         )

@@ -34,7 +34,7 @@ from surefoot.methods.environments.recorded import Kept, Recorded, key_of
 from surefoot.methods.environments.replies import Lost, Reply, total
 from surefoot.methods.method import Notify
 from surefoot.methods.rewards.answers import LOST, Score, scored
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
@@ -164,7 +164,7 @@ class MultiTurn:
     seconds: float
     recorded: Recorded
     anywhere: Callable[[bool], bool]
-    waits: Waits
+    waits: WaitReporter
     notify: Notify
 
     def converse(

@@ -33,7 +33,7 @@ from surefoot.methods.rewards.answers import Answers, Score
 from surefoot.methods.rewards.as_drawn import AsDrawn
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
 from surefoot.methods.rollouts import answers_of_all, evaluation_seed, prompts_at
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
 from surefoot.planning.plan import TokenizerPlan
@@ -72,7 +72,7 @@ class Answering:
     tokens: TokenizerPlan
     limit: int
     passes: Passes
-    waits: Waits
+    waits: WaitReporter
 
     def draw(
         self,

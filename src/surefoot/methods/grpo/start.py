@@ -40,7 +40,7 @@ from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suff
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import open_rewards, passed_reward
 from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.models.modes import highest_dropout
 from surefoot.system.errors import Diverged, EnvironmentFault, Fault
 from surefoot.training.checkpoint import load_carried
@@ -72,7 +72,7 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     if sentence := dropout_caution(highest_dropout(loaded.policy)):
         notify(sentence)
     reference = open_reference_model(run, loaded) if config.needs_reference else None
-    waits, totals, multi_turn = Waits(notify), loaded.engine.totals, None
+    waits, totals, multi_turn = WaitReporter(notify), loaded.engine.totals, None
     if environment is not None:
         marks = turn_marks(config, run.plan.tokenizer, run.tokenizer, task.data, environment.role)
         since = min([loaded.state.step, *(step for step, _ in alongside.asked)])

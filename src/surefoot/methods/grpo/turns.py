@@ -17,7 +17,7 @@ from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.method import Notify
 from surefoot.methods.rewards.terms import Reward
 from surefoot.methods.rollouts import Totals
-from surefoot.methods.waiting import Waits
+from surefoot.methods.waiting import WaitReporter
 from surefoot.planning.plan import TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 
@@ -58,7 +58,7 @@ def open_multi_turn(
     tokenizer: PreTrainedTokenizerBase,
     recorded: Recorded,
     totals: Totals,
-    waits: Waits,
+    waits: WaitReporter,
     notify: Notify,
 ) -> MultiTurn:
     term = config.grpo.environment
