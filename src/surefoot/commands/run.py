@@ -220,7 +220,7 @@ def _first_loss(config: RunConfig) -> tuple[list[int], float, float]:
     with silent_console() as silence, captured_libraries(silence), ready(twin, 1) as one:
         batches = one.run.task.batches(1)
         with without_randomness(one.loaded.engine.model):
-            loss, norm = loss_and_norm(one.loaded, one.run.task, batches, 1)
+            loss, norm = loss_and_norm(one.loaded, one.run.task, batches)
     return [int(row) for batch in batches for row in batch.examples], loss, norm
 
 

@@ -73,13 +73,13 @@ class SharedBackbone:
             for layer, (active, disabled) in zip(self._layers, states, strict=True):
                 layer._active_adapter, layer._disable_adapters = active, disabled
 
-    def add_copy(self, name: str, *, like: str = ADAPTER, trainable: bool) -> None:
-        """Add an adapter on the same modules, initialized as a bit-identical copy of `like`.
+    def add_copy(self, name: str, *, trainable: bool) -> None:
+        """Add an adapter on the same modules, initialized as a bit-identical copy of the policy's.
 
         trainable: whether the copy's parameters require gradients.
         """
         with self._adding(name, trainable):
-            add_copy(self.model, name, like)
+            add_copy(self.model, name, ADAPTER)
 
     def add_new(self, name: str, plan: AdapterPlan, *, seed: int, trainable: bool) -> None:
         """Add a newly initialized adapter with its own rank and targets. Raises InputError if it does not fit."""

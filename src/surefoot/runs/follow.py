@@ -46,10 +46,10 @@ def hand_over(session: Session, run: PreparedRun) -> None:
     )
 
 
-def hand_over_end(session: Session, code: int = 0) -> int:
-    """Tell the other ranks that there is nothing to do. Returns the code."""
-    session.hand_over({_OVER: code})
-    return code
+def hand_over_end(session: Session) -> int:
+    """Tell the other ranks that there is nothing to do. Returns the exit code."""
+    session.hand_over({_OVER: 0})
+    return 0
 
 
 def follow(

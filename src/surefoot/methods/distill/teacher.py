@@ -11,7 +11,7 @@ student. So a teacher with the student's weights gives the same bits, and a loss
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,17 +191,11 @@ def install_paths(model: nn.Module, plan: RunPlan, policy: nn.Module, window: in
     return packs or form == PLAIN
 
 
-def teacher_of(
-    model: nn.Module,
-    rows: int,
-    pad_id: int | None = None,
-    use: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Teacher:
+def teacher_of(model: nn.Module, rows: int, pad_id: int | None = None) -> Teacher:
     """Return a model as the teacher.
 
     rows: token ids of the student.
     pad_id: fills rows that the teacher gets padded though the student's are packed; None: it takes them as they are.
-    use: context in which the model is the teacher.
     """
     head = output_head(model)
     plain = not head_obstacle(model)
@@ -211,7 +205,7 @@ def teacher_of(
         own = batch if pad_id is None else unpacked(batch, pad_id)
         if own is not batch:
             places, _ = supervised_places(own)
-        with inference_mode(model), use():
+        with inference_mode(model):
             if not plain:
                 return Whole(None, None, logits_at(model, own, places), words)
             assert isinstance(head, nn.Linear)

@@ -24,6 +24,8 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import is_address
 from surefoot.system.posting import server
 
+_KEY = "grpo.environment.name"
+
 
 class Episode(Protocol):
     """One conversation with an environment. It is called by one thread at a time."""
@@ -49,23 +51,23 @@ class Environment:
     identity: str
 
 
-def open_environment(term: EnvironmentTerm, key: str = "grpo.environment.name") -> Environment:
+def open_environment(term: EnvironmentTerm) -> Environment:
     """Raises InputError for a class that is not there or has no reset and step, or a server with other actions,
     EnvironmentFault for a server that does not answer."""
     name = term.name
     if is_address(name):
-        asked = server(name, key, timeout=term.seconds)
-        fields = find_fields(asked, term.action, term.observation, key.removesuffix(".name"))
+        asked = server(name, _KEY, timeout=term.seconds)
+        fields = find_fields(asked, term.action, term.observation, _KEY.removesuffix(".name"))
         return Environment(name, ROLES[0], lambda: OpenEnvEpisode(asked, fields), f"OpenEnv {fields}")
-    own = own_function(name, key)
+    own = own_function(name, _KEY)
     for needed in ("reset", "step"):
         if isinstance(own, type) and not callable(getattr(own, needed, None)):
             what = f"{name_of(name)} has no method {needed}"
-            raise InputError(Fault(key, what, "docs/grpo.md shows an environment", code="SF-OWN-FUNCTION"))
+            raise InputError(Fault(_KEY, what, "docs/grpo.md shows an environment", code="SF-OWN-FUNCTION"))
     role = getattr(own, "role", ROLES[0])
     if role not in ROLES:
         what = f"{name_of(name)}.role is {role!r}, and must be {' or '.join(ROLES)}"
-        raise InputError(Fault(key, what, "", code="SF-OWN-FUNCTION"))
+        raise InputError(Fault(_KEY, what, "", code="SF-OWN-FUNCTION"))
     return Environment(name, role, lambda: _PythonEpisode(own(), name, role), identity(name))
 
 

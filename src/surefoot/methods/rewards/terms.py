@@ -78,12 +78,11 @@ class Graded:
         return "scored" if math.isfinite(self.total) else "not_asked"
 
 
-def open_rewards(terms: Sequence[RewardTerm], key: str = "grpo.rewards") -> tuple[Reward, ...]:
+def open_rewards(terms: Sequence[RewardTerm]) -> tuple[Reward, ...]:
     """Make the rewards. Raises InputError for an unknown name, a missing function, or a wrong address."""
     found: list[Reward] = []
     for place, term in enumerate(terms):
-        where = f"{key}.{place}"
-        opened = _open(term, f"{where}.name")
+        opened = _open(term, f"grpo.rewards.{place}.name")
         label = _label(term)
         taken = [*_NO_REWARDS, *(one.label for one in found)]
         if label in taken:

@@ -23,6 +23,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes of torch's pickled weights
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors' own limit
+_SHARD_BYTES = 5_000_000_000  # of a shard, unless a single tensor is larger
 
 
 def weights_error(where: Path, what: str, fix: str = "") -> InputError:
@@ -123,16 +124,13 @@ def _lazy_tensor(entry: StoredTensor, name: str) -> LazyTensor:
     return LazyTensor(entry.shape, entry.dtype, read)
 
 
-def write_model(folder: Path, tensors: Tensors, *, stem: str = "model", shard_bytes: int = 5_000_000_000) -> list[str]:
-    """Write `stem`.safetensors, or shards with an index. Returns the names of the written files.
-
-    shard_bytes: maximum size of a shard, unless a single tensor is larger.
-    """
-    shards = _shards(tensors, shard_bytes)
+def write_model(folder: Path, tensors: Tensors) -> list[str]:
+    """Write model.safetensors, or shards with an index. Returns the names of the written files."""
+    shards = _shards(tensors)
     if len(shards) == 1:
-        names = [f"{stem}.safetensors"]
+        names = [SINGLE]
     else:
-        names = [f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+        names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
         write_file(folder / name, {key: tensors[key] for key in shard})
     if len(shards) == 1:
@@ -141,8 +139,8 @@ def write_model(folder: Path, tensors: Tensors, *, stem: str = "model", shard_by
     total = sum(tensor.bytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     text = json.dumps(index, indent=2, ensure_ascii=False) + "\n"
-    (folder / f"{stem}.safetensors.index.json").write_text(text, encoding="utf-8")
-    return [*names, f"{stem}.safetensors.index.json"]
+    (folder / INDEX).write_text(text, encoding="utf-8")
+    return [*names, INDEX]
 
 
 def write_file(path: Path, tensors: Tensors) -> None:
@@ -160,11 +158,11 @@ def write_file(path: Path, tensors: Tensors) -> None:
             file.write(as_bytes(tensors[name].read()).numpy().data)
 
 
-def _shards(tensors: Tensors, shard_bytes: int) -> list[list[str]]:
+def _shards(tensors: Tensors) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     size = 0
     for name in tensors:
-        if shards[-1] and size + tensors[name].bytes > shard_bytes:
+        if shards[-1] and size + tensors[name].bytes > _SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append(name)

@@ -137,14 +137,14 @@ def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
         scale = scale.after_overflow()
 
 
-def loss_and_norm(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> tuple[float, float]:
-    """Return the mean loss per weight and the norm of the whole gradient, without a step of the optimizer: [2] numbers
-    of one process."""
+def loss_and_norm(loaded: LoadedModels, task: Task, batches: Sequence[Weighted]) -> tuple[float, float]:
+    """Return the mean loss per weight and the norm of the whole gradient of step 1, without a step of the optimizer:
+    [2] numbers of one process."""
     engine = loaded.engine
     weight, loss = max(step_size(engine, batches)[0], 1), 0.0
     try:
         for number, batch in enumerate(batches):
-            seed_micro_batch(loaded.settings.seed, step, draw_number(engine, number))
+            seed_micro_batch(loaded.settings.seed, 1, draw_number(engine, number))
             sums = add_gradient(
                 engine, task.objective, batch.to(engine.device), weight=weight, scale=None, settings=loaded.settings
             )
