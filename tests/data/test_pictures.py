@@ -16,7 +16,7 @@ from helpers.faults import raises_fault
 from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from surefoot.commands.main import main
-from surefoot.data.batching.loader import Layout, example_batches, pair_batches
+from surefoot.data.batching.loader import Layout, example_batches, own_batches, pair_batches
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import picture_processor, tokenize_file
 from surefoot.data.tokenize.picture_processor import read_processor
@@ -275,6 +275,21 @@ def test_bytes_in_a_table_are_the_pictures_of_files(prepare, tmp_path, name):
     )
 
 
+def test_a_rank_reads_the_pictures_of_its_own_batches_once_and_before_they_are_used(prepare, tmp_path, monkeypatch):
+    texts = ({"messages": [{"role": "user", "content": parts(f"{word} ", RED)}]} for word in "abcde")
+    data, read = prepare([answered(row) for row in texts]).train, []
+    whole = data.processor.pixels
+    monkeypatch.setattr(data.processor, "pixels", lambda pictures: read.append(pictures) or whole(pictures))
+    of_step = lambda step: example_batches(data, range(5), Layout(0, most=1))  # noqa: E731
+    batches = [own_batches(of_step, rank, 2)(1) for rank in range(2)]
+    assert [len(own) for own in batches] == [3, 3]
+    assert len(read) == 6  # the sixth for a batch without weight, which the others wait for
+    (tmp_path / "red.png").unlink()
+    assert all(dict(one.pixels[0])["pixel_values"].any() for own in batches for one in own)
+    with pytest.raises(InputError):  # twin: as a step has them
+        _ = of_step(1)[0].pixels
+
+
 def test_bytes_that_are_no_picture_are_refused_with_their_row(prepare, tmp_path):
     rows = [answered(table_row(tmp_path, "one column")) for _ in range(2)]
     rows[1]["images"] = {"bytes": b"no picture", "path": "words.png"}
@@ -366,7 +381,7 @@ def test_the_cache_knows_a_changed_picture_and_a_batch_refuses_one(prepare, tmp_
     assert prepare([row]).audit.source.content == first.audit.source.content
     picture(tmp_path / "red.png", "green", (56, 84))
     with raises_fault("SF-DATA-PICTURE", tmp_path / "red.png"):
-        example_batches(first.train, [0], Layout(0))
+        own_batches(lambda step: example_batches(first.train, [0], Layout(0)))(1)
     again = prepare([row])
     assert again.audit.source.content != first.audit.source.content
     assert next(again.train.pictures())[1][0].tokens == 6

@@ -72,15 +72,15 @@ for name in dict.fromkeys(NAMES):  # of a forked rank
 """
 HANGS = """
         import time
-        whole = module.for_rank
-        calls = []
-        def for_rank(batches, rank, world):
-            calls.append(1)
-            if len(calls) == 8:
-                while True:
+        whole = module.own_batches
+        def own_batches(*given):
+            own = whole(*given)
+            def of_step(step):
+                while step == 8:
                     time.sleep(0.1)
-            return whole(batches, rank, world)
-        module.for_rank = for_rank
+                return own(step)
+            return of_step
+        module.own_batches = own_batches
 """
 FAILS_IN_SETUP = """
         from surefoot.system.errors import Fault, InputError

@@ -87,7 +87,7 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
     with torch.no_grad():
         alone = sum(sft_loss(model, one).loss.item() for one in example_batches(data, range(4), Layout(0, most=1)))
         assert alone == pytest.approx(found.item(), rel=FP32_RELATIVE)
-        blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
+        blind = sft_loss(model, replace(batch, pictures=None, seen=None)).loss  # twin: no pixels
         assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
         one_way = sft_loss(model, replace(batch, seen=torch.zeros_like(batch.seen))).loss  # twin: no kinds of tokens
         differs = abs(one_way.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())

@@ -111,7 +111,7 @@ def test_loss_and_gradients_are_transformers_own(tmp_path, name):
             picture(tmp_path / f"{colour}.png", "white", COLOURS[colour])
         twin = expected(reference, base, tmp_path, batch, order)
         assert abs(twin.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
-        blind = sft_loss(model, replace(batch, pixels=(), seen=None)).loss  # twin: no pixels
+        blind = sft_loss(model, replace(batch, pictures=None, seen=None)).loss  # twin: no pixels
         assert abs(blind.item() - wanted.item()) > 10 * FP32_RELATIVE * abs(wanted.item())
 
 
@@ -270,7 +270,7 @@ def test_a_reference_below_the_adapter_is_the_base_on_the_same_pictures(tmp_path
     found, wanted = adapter_off(policy)(batch.rows), frozen(opened(base))(batch.rows)
     assert torch.equal(found, wanted)
     assert not torch.allclose(frozen(policy)(batch.rows), wanted, rtol=1e-3)
-    blind = replace(batch.rows, pixels=(), seen=None)  # twin: the reference sees nothing
+    blind = replace(batch.rows, pictures=None, seen=None)  # twin: the reference sees nothing
     assert not torch.allclose(adapter_off(policy)(blind), wanted, rtol=FP32_RELATIVE)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import for_rank, prefetched
+from surefoot.data.batching.loader import own_batches, prefetched
 from surefoot.data.batching.subsets import in_padded_rows, longest_row
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.waiting import silence_told
@@ -101,11 +101,12 @@ def take_steps(
     """
     engine, total = loaded.engine, run.timetable.total_steps
     engine.totals([0.0])  # collective: from here on all ranks act on a signal together
+    own = own_batches(run.task.step_batches, engine.rank, engine.world)
     with (
         # Entered first and left last: a signal while batches are prefetched or a checkpoint is written must not end the
         # process.
         StopRequest(engine.totals if engine.world > 1 else None) as stop,
-        prefetched(run.task.step_batches, run.config.data.workers, last=total) as batches,
+        prefetched(own, run.config.data.workers, last=total) as batches,
         background_writer(_LARGE) as writer,
     ):
         with session.activity.during("preparing the first step"):
@@ -114,7 +115,7 @@ def take_steps(
         evaluate, task, current_batch = None, run.task, CurrentBatch()
         if task.evaluates:
             evaluate = make_evaluate(run, loaded, custom.all_metrics, observer, stop, session.activity, current_batch)
-        task = replace(task, step_batches=lambda step: list(for_rank(batches(step), engine.rank, engine.world)))
+        task = replace(task, step_batches=batches)
         job = make_job(replace(run, task=task), loaded, evaluate, observer, session.activity, writer)
         job = replace(
             job,

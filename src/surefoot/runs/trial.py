@@ -12,7 +12,7 @@ from typing import Literal
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import prefetched
+from surefoot.data.batching.loader import own_batches, prefetched
 from surefoot.methods.method import LoadedModels, ignore
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan
@@ -152,7 +152,8 @@ def ready(config: RunConfig, last: int, phases: Phases | None = None) -> Iterato
             run, loaded, _ = load_and_check(run, session, own, console, phases)
             run = with_models(run, loaded, ignore)
             try:
-                with closing(run.task), prefetched(run.task.step_batches, config.data.workers, last=last) as batches:
+                own = own_batches(run.task.step_batches)
+                with closing(run.task), prefetched(own, config.data.workers, last=last) as batches:
                     yield Ready(run, loaded, batches)
             finally:
                 loaded.engine.release()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import prefetched
+from surefoot.data.batching.loader import own_batches, prefetched
 from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.modes import eager_mode
@@ -111,7 +111,7 @@ def gain_without_workers(one: Ready, workers: int) -> float:
 
     def timed(threads: int) -> float:
         started = time.perf_counter()
-        with prefetched(one.run.task.step_batches, threads, last=_STEPS) as batches:
+        with prefetched(own_batches(one.run.task.step_batches), threads, last=_STEPS) as batches:
             for step in range(1, _STEPS + 1):
                 take_pass(one, batches(step)[0])
         return time.perf_counter() - started

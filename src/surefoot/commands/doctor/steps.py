@@ -18,6 +18,7 @@ from surefoot.commands.doctor.findings import BACKWARD, FP32, NEAR, WAIT, Findin
 from surefoot.commands.doctor.passes import Observed, gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers
 from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import own_batches
 from surefoot.planning.measurements import AttentionTrial, Measurements
 from surefoot.planning.plan import DType, RunPlan, SdpaKernel
 from surefoot.report.library_messages import captured_libraries
@@ -75,7 +76,7 @@ def take(one: Ready, steps: int = STEPS, on_step: Callable[[StepReport], None] =
         reports.append(report)
         on_step(report)
         compiled.append(_graphs())
-    preparing = _undisturbed(lambda: task.step_batches(1))
+    preparing = _undisturbed(lambda: own_batches(task.step_batches)(1))
     again = _step(one, 1, few(task.batches(1)), state.scale, moving=False)
     whole = statistics.median(report.seconds / part for report, part in zip(reports[1:], parts[1:], strict=True))
     return Taken(reports, again.loss, statistics.median(waits[1:]), preparing, whole, compiled)

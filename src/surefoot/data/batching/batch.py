@@ -9,7 +9,7 @@ position t must predict, or IGNORE. Padding is masked by position, never by toke
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -73,8 +73,8 @@ class Batch:
     lengths: input tokens of each example, without padding.
     documents: for a packed row, [1, T]: the number of tokens of each example in it. The examples are concatenated
         without padding (`pack`) and do not attend to each other. Empty if every example has its own row.
-    pixels: per example, the tensors of its pictures for the model's forward; empty if no example has pictures.
-    seen: [B, T] int32, 1 at the positions of picture features; None if there are no pixels.
+    pictures: reads the pictures when it is called first; None if no example has any.
+    seen: [B, T] int32, 1 at the positions of picture features; None if there are no pictures.
     digests: of the examples, in hexadecimal, where `digested` has added them; empty otherwise.
     """
 
@@ -85,13 +85,18 @@ class Batch:
     lengths: tuple[int, ...]
     examples: tuple[RecordName, ...]
     documents: tuple[int, ...] = ()
-    pixels: tuple[Pixels, ...] = ()
+    pictures: Callable[[], tuple[Pixels, ...]] | None = None
     seen: torch.Tensor | None = None
     digests: tuple[str, ...] = ()
 
     @property
     def rows(self) -> Batch:
         return self
+
+    @property
+    def pixels(self) -> tuple[Pixels, ...]:
+        """Per example, the tensors of its pictures for the model's forward; empty if no example has pictures."""
+        return self.pictures() if self.pictures else ()
 
     @property
     def tokens(self) -> int:
@@ -104,10 +109,17 @@ class Batch:
         return len(self.documents) or len(self.input_ids)
 
     def to(self, device: torch.device) -> Batch:
-        return self if self.input_ids.device == device else replace(self, **_moved_fields(self, device))
+        if self.input_ids.device == device:
+            return self
+        return replace(self, **_moved_fields(self, device) | {"pictures": as_read(_moved(self.pixels, device))})
 
     def blank(self) -> Batch:
         return replace(self, weight=0, lengths=(), examples=())
+
+
+def as_read(pixels: tuple[Pixels, ...]) -> Callable[[], tuple[Pixels, ...]] | None:
+    """Return `Batch.pictures` for pictures that have been read."""
+    return (lambda: pixels) if pixels else None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from surefoot.data.batching.batch import Batch, DrawnBatch, JudgedBatch, PairBatch, PromptBatch, Weighted
+from surefoot.data.batching.batch import Batch, DrawnBatch, JudgedBatch, PairBatch, PromptBatch, Weighted, as_read
 from surefoot.data.batching.groups import GroupBatch
 from surefoot.data.batching.rollouts import PpoBatch
 
@@ -40,7 +40,8 @@ def _plain(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = value.detach().cpu().contiguous().clone()  # safetensors forbids shared memory
         return {"tensor": name}
     if is_dataclass(value) and type(value).__name__ in _KINDS:
-        parts = {one.name: _plain(getattr(value, one.name), f"{name}.{one.name}", tensors) for one in fields(value)}
+        names = ["pixels" if one.name == "pictures" else one.name for one in fields(value)]
+        parts = {one: _plain(getattr(value, one), f"{name}.{one}", tensors) for one in names}
         return {"kind": type(value).__name__, "fields": parts}
     if isinstance(value, tuple):
         return [_plain(one, f"{name}.{number}", tensors) for number, one in enumerate(value)]
@@ -60,4 +61,7 @@ def _made(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return tensors[value["tensor"]]
     if "float" in value:
         return float(value["float"])
-    return _KINDS[value["kind"]](**{name: _made(one, tensors) for name, one in value["fields"].items()})
+    parts = {name: _made(one, tensors) for name, one in value["fields"].items()}
+    if "pixels" in parts:
+        parts["pictures"] = as_read(parts.pop("pixels"))
+    return _KINDS[value["kind"]](**parts)

@@ -15,6 +15,7 @@ rows round-robin, wait less for each other.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ from surefoot.data.batching.batch import (
     Example,
     JudgedBatch,
     PairBatch,
+    Pixels,
     PromptBatch,
     Weighted,
     collate,
@@ -172,13 +174,18 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
 
 
 def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
-    """Build one micro-batch of these examples, with the pixels of their pictures."""
+    """Build one micro-batch of these examples, whose pictures are read later: another rank's are not needed."""
     batch, processor = to_batch(examples, layout), dataset.processor
     if processor is None or not any(example.pictures for example in examples):
         return batch
-    made = {pictures: processor.pixels(pictures) for pictures in {one.pictures: None for one in examples}}
-    pixels = tuple(made[example.pictures] for example in examples)
-    return replace(batch, pixels=pixels, seen=(batch.input_ids == processor.token_id).int())
+    shown = tuple(example.pictures for example in examples)
+
+    @functools.cache
+    def pictures() -> tuple[Pixels, ...]:
+        made = {own: processor.pixels(own) for own in dict.fromkeys(shown)}
+        return tuple(made[own] for own in shown)
+
+    return replace(batch, pictures=pictures, seen=(batch.input_ids == processor.token_id).int())
 
 
 def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
@@ -208,15 +215,28 @@ def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) 
 
 
 def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[AnyBatch]:
-    """Select one rank's micro-batches, dealt round-robin. If their number is not a multiple of `world`, ranks without a
-    last one get a blank batch, so that all ranks run the same number of forward passes."""
+    """Select one rank's micro-batches, dealt round-robin, and read their pictures. If their number is not a multiple of
+    `world`, ranks without a last one get a blank batch, so that all ranks run the same number of forward passes."""
     last, number = None, -1
     for number, batch in enumerate(batches):
         if number % world == rank:
-            yield batch
+            yield _with_pixels(batch)
         last = batch
     if last is not None and rank > number % world:
-        yield last.blank()
+        yield _with_pixels(last.blank())
+
+
+def _with_pixels(batch: AnyBatch) -> AnyBatch:
+    """Read the pictures now, in this thread: `prefetched` has threads for it."""
+    _ = batch.rows.pixels
+    return batch
+
+
+def own_batches(
+    batches: Callable[[int], Sequence[AnyBatch]], rank: int = 0, world: int = 1
+) -> Callable[[int], list[AnyBatch]]:
+    """Return the function step -> micro-batches of one rank. batches: those of all ranks."""
+    return lambda step: list(for_rank(batches(step), rank, world))
 
 
 def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout) -> list[PairBatch]:

@@ -67,7 +67,7 @@ def end_of_one(batch: Weighted, tokens: int) -> Weighted:
     """Return the last `tokens` tokens of a batch that is one longer sequence without pictures, if any of them are
     supervised; other batches are returned unchanged."""
     rows = batch.rows
-    if not isinstance(batch, Batch) or len(rows.lengths) != 1 or rows.pixels or rows.attention_mask is not None:
+    if not isinstance(batch, Batch) or len(rows.lengths) != 1 or rows.pictures or rows.attention_mask is not None:
         return batch
     end = rows.lengths[0]
     own = slice(max(end - tokens, 0), end)
@@ -142,7 +142,7 @@ def _at(rows: Batch, places: Sequence[int]) -> Batch:
         int((targets != IGNORE).sum()),
         lengths,
         tuple(rows.examples[place] for place in places),
-        pixels=tuple(rows.pixels[place] for place in places) if rows.pixels else (),
+        pictures=(lambda: tuple(rows.pixels[place] for place in places)) if rows.pictures else None,
         seen=None if rows.seen is None else rows.seen[list(places), :longest],
     )
 
