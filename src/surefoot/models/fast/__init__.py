@@ -36,8 +36,8 @@ class FastPath:
 class FastForward(Protocol):
     """A module and the forward that it is given."""
 
-    module: nn.Module
-
+    @property
+    def module(self) -> nn.Module: ...
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
 

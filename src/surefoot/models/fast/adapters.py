@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefoot.kernels.adapters import Layers, Projection, adapted
 from surefoot.kernels.dora import Factor, factored_norms, factors_of, row_squares
-from surefoot.models.fast import FastPath, Undo, experts
+from surefoot.models.fast import FastPath, Undo, experts, give_forwards
 from surefoot.models.forward import language_models, short_pass
 from surefoot.models.peft import DoraLinearLayer, LoraLinear, ParamWrapper
 
@@ -43,14 +43,12 @@ def install(model: nn.Module) -> Undo:
     for group in groups:
         for slot in group.slots:
             slot.group = group
-            slot.layer.forward = slot.forward
-    undo_experts = experts.install(model)
+    undo_forwards, undo_experts = give_forwards(slots), experts.install(model)
 
     def undo() -> None:
         undo_experts()
         clock.stop()
-        for slot in slots:
-            del slot.layer.forward
+        undo_forwards()
 
     return undo
 
@@ -97,9 +95,9 @@ class _Adapter:
 class _Slot:
     """A layer with its fast forward, a bound method of this object, so that copying a model copies it too."""
 
-    def __init__(self, layer: LoraLinear | ParamWrapper):
-        self.layer = layer
-        self.plain = layer.forward
+    def __init__(self, module: LoraLinear | ParamWrapper):
+        self.module = module
+        self.plain = module.forward
         self.group: _Group
         self.squares: torch.Tensor | None = None  # squared row norms of the frozen weight
 
@@ -110,17 +108,17 @@ class _Slot:
     @property
     def weight(self) -> torch.Tensor:
         """The weight [O, I]; Conv1D stores it transposed."""
-        base = self.layer.get_base_layer()
+        base = self.module.get_base_layer()
         weight = base.get_parameter("weight")
         return weight.T if isinstance(base, Conv1D) else weight
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return self.layer.get_base_layer().bias  # pyright: ignore[reportReturnType]
+        return self.module.get_base_layer().bias  # pyright: ignore[reportReturnType]
 
     def adapter(self, x: torch.Tensor) -> _Adapter | None:
         """Return the active adapter; None if PEFT's own forward must run."""
-        layer = self.layer
+        layer = self.module
         names = [name for name in layer.active_adapters if name in layer.lora_A]
         if layer.disable_adapters or layer.merged or len(names) != 1 or not self._is_frozen():
             return None
@@ -191,7 +189,7 @@ class _Group:
         dropped, kept = None, 1.0
         [*_, last] = adapters.items()
         if last[1].drops:
-            dropped, kept = _draw(last[0].layer, last[1], x)
+            dropped, kept = _draw(last[0].module, last[1], x)
         projections = tuple(
             # Detached: gradients reach B through the parameters of `adapted`, and not a second time through here.
             Projection(slot.weight, slot.bias, adapter.b.detach(), adapter.scale, up, factor)
@@ -306,7 +304,7 @@ def _takes(layer: LoraLinear | ParamWrapper) -> bool:
 
 def _sharing(model: nn.Module, slots: list[_Slot]) -> list[list[_Slot]]:
     """Group the slots that are called consecutively with the same tensor; each slot is in exactly one group."""
-    of: dict[nn.Module, _Slot] = {slot.layer: slot for slot in slots}
+    of: dict[nn.Module, _Slot] = {slot.module: slot for slot in slots}
     groups: list[list[_Slot]] = []
     with _watching(of) as calls:
         for language_model in language_models(model):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from surefoot.kernels.experts import Matrices, adapted_experts
 from surefoot.models.facts import is_router
-from surefoot.models.fast import FastPath, Undo
+from surefoot.models.fast import FastPath, Undo, give_forwards
 from surefoot.models.peft import ParamWrapper
 from surefoot.planning.fast_paths import EXPERTS
 
@@ -41,12 +41,12 @@ def _obstacle(model: nn.Module) -> str:
 
 def install(model: nn.Module) -> Undo:
     """Give every adapted module of experts the fast forward. Parameters must not be sharded when it runs."""
-    return _install([one for one in outermost(model) if _are_known(one.get_base_layer())])
+    return give_forwards([_Experts(one) for one in outermost(model) if _are_known(one.get_base_layer())])
 
 
 def install_wrapped(model: nn.Module) -> Undo:
     """The same, and linear layers that PEFT adapts as parameters."""
-    return _install([one for one in outermost(model) if _forward_of(one)])
+    return give_forwards([make(one) for one in outermost(model) if (make := _forward_of(one))])
 
 
 def outermost(model: nn.Module) -> list[ParamWrapper]:
@@ -54,19 +54,6 @@ def outermost(model: nn.Module) -> list[ParamWrapper]:
     wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
     inner = {id(one.base_layer) for one in wrappers}
     return [one for one in wrappers if id(one) not in inner and not is_router(one.get_base_layer())]
-
-
-def _install(layers: list[ParamWrapper]) -> Undo:
-    for layer in layers:
-        make = _forward_of(layer)
-        assert make
-        layer.forward = make(layer).forward
-
-    def undo() -> None:
-        for layer in layers:
-            del layer.forward
-
-    return undo
 
 
 def _forward_of(layer: ParamWrapper) -> type[_Slot] | None:
@@ -81,9 +68,9 @@ def _are_known(module: nn.Module) -> bool:
 class _Slot:
     """A layer with its fast forward, a bound method of this object, so that copying a model copies it too."""
 
-    def __init__(self, layer: ParamWrapper):
-        self.layer = layer
-        self.plain = layer.forward
+    def __init__(self, module: ParamWrapper):
+        self.module = module
+        self.plain = module.forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         raise NotImplementedError
@@ -91,7 +78,7 @@ class _Slot:
     def pairs(self) -> _Pairs | None:
         """Return the active adapter; None if PEFT's own forward must run."""
         found: _Pairs = {}
-        layer: Any = self.layer
+        layer: Any = self.module
         while isinstance(layer, ParamWrapper):
             names = [name for name in layer.active_adapters if name in layer.lora_A]
             if layer.disable_adapters or layer.merged or len(names) != 1 or layer.get_param().requires_grad:
@@ -107,7 +94,7 @@ class _Slot:
 
 class _Linear(_Slot):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        pairs, base = self.pairs(), self.layer.get_base_layer()
+        pairs, base = self.pairs(), self.module.get_base_layer()
         one_type = x.dtype == base.get_parameter("weight").dtype == torch.float32
         if not pairs or args or kwargs or not (one_type or torch.is_autocast_enabled(x.device.type)):
             return self.plain(x, *args, **kwargs)
@@ -117,7 +104,7 @@ class _Linear(_Slot):
 
 class _Experts(_Slot):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        experts: Any = self.layer.get_base_layer()
+        experts: Any = self.module.get_base_layer()
         pairs = self.pairs()
         first = "gate_up_proj" if experts.has_gate else "up_proj"
         if pairs is None or not pairs.keys() <= {first, "down_proj"} or experts._is_expert_parallel:
