@@ -50,6 +50,7 @@ ALLOWED = {
     ("models/convert/unpickle.py", "write_text"): SCRATCH,
     ("commands/convert.py", "shutil.rmtree"): SCRATCH,
     ("commands/convert.py", "tempfile.TemporaryDirectory"): SCRATCH,
+    ("commands/run.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("commands/migrate.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("methods/rollouts.py", "tempfile.TemporaryDirectory"): SCRATCH,
     ("runs/trial.py", "tempfile.TemporaryDirectory"): SCRATCH,
