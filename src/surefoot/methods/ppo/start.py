@@ -145,7 +145,7 @@ class _Cycle:
             drawn = (
                 "the engine tells no log-probabilities"
                 if ratio is None
-                else f"probabilities {ratio:.6f} times the engine's"
+                else f"ratio {ratio:.6f} to the engine's probabilities"
             )
             self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
             # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
