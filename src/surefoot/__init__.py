@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 # Its public name, as docs/python.md has it: `from surefoot.errors import InputError`.
 sys.modules[f"{__name__}.errors"] = errors
 
-logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+# What they log while they are imported, torchao by transformers wherever it is installed, is of no use to a run.
+for _name in ("DeepSpeed", "torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).addFilter(lambda record: record.levelno >= logging.ERROR)
 
 _PUBLIC = {  # public name -> the module that defines it
     "load_config": "surefoot.config.load",

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import zoo
 from helpers.faults import gives, prints_fault
+from helpers.stored_forms import in_gptq
 from helpers.tiers import diagonal, representatives
 from surefoot.commands.main import main
 from surefoot.families.bos_zero import bos_file, read_bos_scale
@@ -470,3 +471,14 @@ def test_a_layout_is_named_once_however_many_matrices_it_is_in(models, tmp_path)
     saved = fitted(read_adapter(tmp_path / "out"), facts_of(models["llama3"]))
     assert saved.layouts == ("fused",)
     assert fitted(read_adapter(tmp_path / "own"), facts_of(models["llama3"])).layouts == ()
+
+
+def test_weights_in_few_bits_are_exported_not_converted(models, tmp_path):
+    shutil.copytree(models["llama3"], tmp_path / "base")
+    in_gptq(tmp_path / "base", tmp_path / "plain")
+    words = ["convert", str(tmp_path / "base"), "--out", str(tmp_path / "out")]
+    said = CliRunner().invoke(main, words).output
+    assert prints_fault(said, "SF-CONVERT-LAYOUT", tmp_path / "base", "GPTQ")
+    assert f"surefoot export {tmp_path / 'base'}" in said
+    words[1] = str(tmp_path / "plain")  # twin: what it stands for
+    assert CliRunner().invoke(main, words).exit_code == 0

@@ -89,3 +89,12 @@ def test_shapes_that_do_not_belong_together_are_refused(layers, case):
 def test_groups_that_have_no_factors_are_refused(layers):
     with raises_fault("SF-CONVERT-LAYOUT", "a"):
         plain("gptq-4-act-order", layers["gptq-4-act-order"] | {"g_idx": torch.full((INPUTS,), 4)})
+
+
+def test_outputs_that_do_not_fill_the_last_word_of_zeros(layers):
+    """As of an output head that GPTQModel rounds, with a vocabulary that four does not divide."""
+    odd = OUTPUTS - 2
+    parts = layers["gptq-8"] | {kind: layers["gptq-8"][kind][:, :odd] for kind in ("qweight", "scales")}
+    theirs = parts.pop("decoded")
+    ours = decoded({f"a.{kind}": held(tensor) for kind, tensor in parts.items()}, CASES["gptq-8"])
+    assert torch.equal(ours["a.weight"].read().to(theirs.dtype), theirs[:odd])

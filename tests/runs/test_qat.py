@@ -1,14 +1,17 @@
 """Runs with precision.qat: their conversion is certified, what breaks it is noticed, and resume is exact."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from helpers.faults import lines_giving, raises_fault
 from helpers.trained_runs import heron_folder, heron_train, heron_trained
 from surefoot.commands.main import main
+from surefoot.models.folder import read_config
 from surefoot.report.conversion import agrees
 
 pytest.importorskip("torchao", reason="make qat installs it")
@@ -126,6 +129,42 @@ def test_an_adapter_learns_beside_a_rounded_base(folder):
     assert plan["plan"]["kernels"]["adapter"]["value"] == "plain"
     heron_trained(folder, "lora-plain", **sections(folder, {}, adapter=adapter, duration="2 steps"))
     assert first_loss(folder / "lora") != first_loss(folder / "lora-plain")
+
+
+def test_the_code_of_the_card_opens_what_was_trained(folder, monkeypatch):
+    """Of an adapter over the base, rounded alike; of all weights, the folder that the card names."""
+    from surefoot.methods.open_model import open_for_use
+
+    adapter = {"kind": "lora", "rank": 4}
+    monkeypatch.chdir(folder)
+    for qat in (QAT, {"qat": "int8"}, {"qat": "int8-int4", "qat_group_size": 32}):
+        name = f"card-{qat['qat']}"
+        heron_trained(folder, name, **sections(folder, qat, adapter=adapter, duration="2 steps"))
+        code = re.search(r"```python\n(.*?)```", (folder / name / "README.md").read_text(), re.DOTALL)[1]
+        code = code.replace('folder = "."', f"folder = {name!r}").partition("\nmessages")[0]
+        names = {}
+        exec(code, names)
+        unrounded = {}
+        exec(code.replace(", quantization_config=rounding", ""), unrounded)
+        ids = torch.arange(3, 20)[None]
+        with torch.no_grad():
+            ours, theirs, twin = (
+                one(ids).logits for one in (open_for_use(name).model, names["model"], unrounded["model"])
+            )
+        assert torch.equal(ours, theirs)
+        assert not torch.equal(ours, twin)
+
+
+def test_what_was_converted_is_told(run):
+    """The card, the last lines, and whoever names the folder itself."""
+    assert lines_giving((run / "README.md").read_text(), "`quantised`", "int4")
+    said = (run / "run.log").read_text()
+    assert lines_giving(said, "quantised/")
+    assert lines_giving(said, "int4", 14, f"{record(run)['reloaded']:.6g}")
+    with raises_fault("SF-MODEL-QUANTISED", run / "quantised/config.json") as caught:
+        read_config(run / "quantised")
+    assert str(run) in caught.value.faults[0].fix
+    assert "nf4" not in caught.value.faults[0].fix
 
 
 def test_without_held_out_rows_the_first_step_serves(folder):

@@ -214,6 +214,9 @@ def _model(tensors: Tensors, opened: Source, source: Path, to: str, base: Path |
         result.tensors = {**found.tensors, target.head: _head_of(base, target, source)}
         result.notes.append(f"{target.head} was taken from {base}, because the source has none")
         faults = tuple(fault for fault in faults if "are missing" not in fault.what)
+    if faults and (form := target.facts.stored_form):
+        what = f"its weights are stored in {form}, and a conversion changes no value"
+        raise layout_error(str(source), what, f"surefoot export {source} --out FOLDER writes what they stand for")
     if faults:
         raise InputError(faults)
     outgoing = rules_to(to, result.tensors, target, bool(found.value_head))

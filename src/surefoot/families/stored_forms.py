@@ -25,7 +25,7 @@ def stored_form(stored: Any) -> str:
             return "GPTQ"
         case "awq" if _bits(stored) == 4 and _layout(stored, "gemm") == "gemm":
             return "AWQ"
-        case "compressed-tensors" if _compressed(stored):
+        case "compressed-tensors" if not obstacle(stored):
             return "compressed-tensors"
         case _:
             return ""
@@ -48,20 +48,33 @@ def _layout(stored: Mapping[str, Any], default: str) -> str:
     return str(stored.get("checkpoint_format") or stored.get("version") or stored.get("format") or default).lower()
 
 
-def _compressed(stored: Mapping[str, Any]) -> bool:
-    groups = stored.get("config_groups")
-    if stored.get("kv_cache_scheme") or stored.get("transform_config") or not isinstance(groups, dict):
-        return False
+def obstacle(stored: Mapping[str, Any]) -> str:
+    """Return what of a compressed-tensors model is not supported, e.g. "format nvfp4-pack-quantized"; "" if nothing, or
+    for another method."""
+    if stored.get("quant_method") != "compressed-tensors":
+        return ""
+    if stored.get("kv_cache_scheme"):
+        return "a rounded key-value cache"
+    if stored.get("transform_config"):
+        return "rotations"
     sparse = stored.get("sparsity_config") or {}
     if not isinstance(sparse, dict) or sparse.get("format", "dense") != "dense":
-        return False
-    return all(isinstance(group, dict) and _plain_group(group, stored.get("format")) for group in groups.values())
+        return "sparsity"
+    groups = stored.get("config_groups")
+    if not isinstance(groups, dict):
+        return "no config_groups"
+    return next(filter(None, (_of_group(group, stored.get("format")) for group in groups.values())), "")
 
 
-def _plain_group(group: Mapping[str, Any], of_all: Any) -> bool:
-    """Return whether weights are 4- or 8-bit integers or e4m3, with activations not or dynamically quantized."""
-    weights, inputs = group.get("weights"), group.get("input_activations")
-    if not isinstance(weights, dict) or (isinstance(inputs, dict) and inputs.get("dynamic") is not True):
-        return False
-    rounded = (weights.get("type"), weights.get("num_bits"))
-    return (group.get("format") or of_all) in _COMPRESSED and rounded in (("int", 4), ("int", 8), ("float", 8))
+def _of_group(group: Any, of_all: Any) -> str:
+    """Weights must be 4- or 8-bit integers or e4m3, and activations not or dynamically quantized."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return "a group without weights"
+    if (form := group.get("format") or of_all) not in _COMPRESSED:
+        return f"format {form}"
+    if (kind := (weights.get("type"), weights.get("num_bits"))) not in (("int", 4), ("int", 8), ("float", 8)):
+        return f"weights of type {kind[0]} in {kind[1]} bits"
+    inputs = group.get("input_activations")
+    static = isinstance(inputs, dict) and inputs.get("dynamic") is not True
+    return "static factors of activations" if static else ""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.families.files import PROCESSOR_FILES, read_json
-from surefoot.families.stored_forms import stored_form
+from surefoot.families.stored_forms import obstacle, stored_form
 from surefoot.models.convert.decoded import decoded
 from surefoot.models.convert.safetensors_file import (
     INDEX,
@@ -37,6 +37,7 @@ from surefoot.models.convert.safetensors_file import (
 from surefoot.models.convert.tensors import LazyTensor
 from surefoot.system import plain_files
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
+from surefoot.system.folders import CONVERSION, QUANTISED
 from surefoot.system.hub import fetch, look_up
 from surefoot.system.locations import looks_local
 
@@ -170,7 +171,11 @@ def _stored_quantized(folder: Path, path: Path, stored: Any) -> Fault:
     form = {"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4"}.get(method, method) or "a quantized form"
     bits = named.get("bits")
     form += f" with {bits} bits" if isinstance(bits, int) else ""
-    what = f"its weights are stored in {form}, but surefoot trains only on weights that it quantizes itself"
+    why = obstacle(named)
+    what = f"its weights are stored in {form}{f' with {why}' if why else ''}, which surefoot does not decode"
+    if folder.name == QUANTISED and (folder.parent / CONVERSION).is_file():
+        fix = f"name the run, {folder.parent}: it computes with the same numbers"
+        return Fault(str(path), what, fix, code="SF-MODEL-QUANTISED")
     original = _made_from(folder)
     fix = f"use {original or 'the original model'}; precision.base: nf4 or int8 quantizes it to 4 or 8 bits"
     return Fault(str(path), what, fix, code="SF-MODEL-QUANTISED")

@@ -18,8 +18,8 @@ from typing import Any
 
 from surefoot.system import plain_files
 from surefoot.system.errors import Fault
+from surefoot.system.folders import CONVERSION
 
-NAME, FOLDER = "qat.json", "quantised"
 # On a GPU a converted layer may use another kernel: relative tolerance of bf16 rounding over some layers.
 _OTHER_KERNELS = 1e-3
 # The logged loss used surefoot's kernels and packed rows; the wrong weights would differ by more.
@@ -39,7 +39,7 @@ def agrees(record: Mapping[str, Any]) -> bool:
 
 def read_conversion(run: Path) -> dict[str, Any] | None:
     """Return the record, None if the run converted nothing."""
-    path = run / NAME
+    path = run / CONVERSION
     return json.loads(plain_files.read_text(path)) if path.is_file() else None
 
 
@@ -67,5 +67,7 @@ def conversion_faults(run: Path) -> list[Fault]:
     if record is None or agrees(record):
         return []
     return [
-        Fault(str(run / NAME), disagreement(record), "convert the published weights again", code="SF-VERIFY-DIFFERS")
+        Fault(
+            str(run / CONVERSION), disagreement(record), "convert the published weights again", code="SF-VERIFY-DIFFERS"
+        )
     ]

@@ -6,15 +6,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from surefoot.report.conversion import conversion_line, read_conversion
 from surefoot.report.results import ROLLOUT
 from surefoot.report.wording import duration_text, times
-from surefoot.system.folders import AVERAGE, CRITIC_FOLDER
+from surefoot.system.folders import AVERAGE, CRITIC_FOLDER, QUANTISED
 from surefoot.system.messages import counted, size_text, was
 
 _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
+    (QUANTISED, "the trained model in integers, for transformers with torchao"),
     ("value_head.safetensors", "the value head, which computes the score"),
     (CRITIC_FOLDER, "the critic, in the format of a reward model"),
     (AVERAGE, "the moving average of the policy's weights"),
@@ -66,12 +68,14 @@ def finished(
     held_out: whether there are pairs that it did not train on.
     picture: file to show with the prompt; "" if it learned without pictures.
     """
+    conversion = read_conversion(run)
     return [
         *_ending(step, total_steps, early, here, whole),
         *_figures(results, best_step),
         *_rollouts(results),
         "all weights are finite"
         + (f"; {counted(skipped, 'non-finite step')} {was(skipped)} skipped" if skipped else ""),
+        *([conversion_line(conversion)] if conversion else []),
         *([f"went back to a checkpoint {times(rollbacks)}: see rollbacks.json"] if rollbacks else []),
         "",
         f"files in {run}:",

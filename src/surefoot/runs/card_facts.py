@@ -30,12 +30,14 @@ def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str
     plots: file names of the curves.
     """
     config, plan, data, tokenizer = run.config, run.plan, run.task.data, run.tokenizer
+    model = facts_of(run.base)
     optim = config.optim
     return CardFacts(
         name=run.folder.name,
         stage=config.stage,
         base=config.model.path,
-        opened_by=facts_of(run.base).opened_by,
+        opened_by=model.opened_by,
+        stored_form=model.stored_form,
         base_is_hub_id=not looks_local(config.model.path),
         base_revision=config.model.revision,
         plan=plan,

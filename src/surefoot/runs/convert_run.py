@@ -31,9 +31,10 @@ from surefoot.models.qat import convert, save_converted
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.wrapped import auto_class
 from surefoot.planning.plan import OFF
-from surefoot.report.conversion import FOLDER, agrees, disagreement
+from surefoot.report.conversion import agrees, disagreement
 from surefoot.runs.prepared import PreparedRun
 from surefoot.system import durable
+from surefoot.system.folders import QUANTISED
 from surefoot.training.checkpoint import Checkpoint
 from surefoot.training.report import EvalReport
 
@@ -82,14 +83,14 @@ def convert_run(run: PreparedRun, loaded: LoadedModels, checkpoint: Path, seen: 
     }
     files: tuple[str, ...] = ()
     if not isinstance(policy, PeftModel):
-        folder = run.folder / FOLDER
+        folder = run.folder / QUANTISED
         with durable.staged_folder(folder, replace=True) as staging:
             save_converted(policy, to, group, staging)  # pyright: ignore[reportArgumentType]
             run.tokenizer.save_pretrained(staging)
         again = _as_transformers_reads(folder, run, device)
         install_bos_scaling(again, plan.tokenizer.bos_scale.value)
         record["reloaded"], _ = _loss(run, loaded, again)
-        files = tuple(f"{FOLDER}/{path.name}" for path in sorted(folder.iterdir()))
+        files = tuple(f"{QUANTISED}/{path.name}" for path in sorted(folder.iterdir()))
     record["agrees"] = agrees(record)
     return Conversion(record, files, () if record["agrees"] else (disagreement(record),))
 

@@ -22,7 +22,6 @@ from surefoot.methods.method import LoadedModels
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
-from surefoot.report.conversion import NAME as CONVERSION
 from surefoot.report.events import append_event
 from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.expert_load import dead_caution, load_record
@@ -39,7 +38,7 @@ from surefoot.runs.prepared import PreparedRun
 from surefoot.runs.run_folder import CONFIG, DATA, ENVIRONMENT, ORIGIN, PLAN
 from surefoot.system import durable
 from surefoot.system.errors import Fault, IntegrityError, NothingLearned
-from surefoot.system.folders import AVERAGE, CERTIFICATE
+from surefoot.system.folders import AVERAGE, CERTIFICATE, CONVERSION
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport

@@ -24,7 +24,7 @@ from surefoot.config.resume_policy import Change
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import PROCESSOR_FILES, TOKENIZER_FILES, read_json
 from surefoot.planning.plan import RunPlan, plan_from_json, plan_to_json
-from surefoot.report import conversion, html, profile, results
+from surefoot.report import html, profile, results
 from surefoot.report.events import append_event, mend_events
 from surefoot.report.log_copies import LOGS
 from surefoot.report.trackers import adapters
@@ -33,7 +33,7 @@ from surefoot.runs.output_folder import Mode, changes_since, is_free, readable, 
 from surefoot.runs.rollback import find_checkpoint
 from surefoot.system import durable, folder_lock, hardware
 from surefoot.system.errors import EnvironmentFault, Fault, IntegrityError
-from surefoot.system.folders import AVERAGE, CRITIC_FOLDER, MANIFEST
+from surefoot.system.folders import AVERAGE, CONVERSION, CRITIC_FOLDER, MANIFEST, QUANTISED
 from surefoot.system.folders import CONFIG as CONFIG
 from surefoot.system.folders import PLAN as PLAN
 from surefoot.training.checkpoint import TRAINER_STATE, Checkpoint, list_checkpoints, set_aside_newer
@@ -130,7 +130,7 @@ _NAMES = {
     *(PLAN, CONFIG, MANIFEST, AVERAGE, CRITIC_FOLDER, TRAINER_STATE, "README.md"),
     *(ENVIRONMENT, DATA, ORIGIN, identity.RECORD, rollback.RECORD),
     *(results.TRAIN, results.EVAL, results.ALL, html.NAME, profile.FOLDER, adapters.FOLDER),
-    *(conversion.NAME, conversion.FOLDER),
+    *(CONVERSION, QUANTISED),
     *LOGS,
     *TOKENIZER_FILES,
     *PROCESSOR_FILES,

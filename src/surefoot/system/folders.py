@@ -27,6 +27,7 @@ FAILURE, FAILED_BATCH = "failure.json", "batch.safetensors"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 AVERAGE = "ema"  # folder in a run or checkpoint of stage ppo: the moving average of the policy
 CRITIC_FOLDER = "critic"  # in the same place: the critic
+CONVERSION, QUANTISED = "qat.json", "quantised"  # of a run with `precision.qat`: its record, and the converted model
 
 
 def require_run(folder: Path) -> None:

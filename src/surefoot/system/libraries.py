@@ -78,8 +78,8 @@ def bitsandbytes_obstacle(kind: str) -> str:
 
 
 def import_torchao() -> Any:
-    """Import torchao.quantization without its messages about kernels that this machine cannot load."""
-    with _silent(""), _silent("torch.utils._pytree"), _silent("torchao"):
+    """Import torchao.quantization without its warnings."""
+    with _silent("torchao"):
         importlib.import_module("torchao.quantization.qat")
         return importlib.import_module("torchao.quantization")
 

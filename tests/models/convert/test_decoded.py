@@ -11,7 +11,7 @@ from equality.stored_integers import CASES, DYNAMIC, compressed, gptq, integers
 from helpers.experts import moe_model
 from helpers.faults import raises_fault
 from helpers.stored_forms import BLOCK, in_fp8, in_mxfp4
-from surefoot.families.stored_forms import stored_form
+from surefoot.families.stored_forms import obstacle, stored_form
 from surefoot.models.convert import decoded as module
 from surefoot.models.convert.decoded import decoded
 from surefoot.models.convert.tensors import held
@@ -147,6 +147,25 @@ def test_numbers_without_their_factors_are_refused(tensors, stored):
 )
 def test_which_forms_are_read(stored, form):
     assert stored_form(stored) == form
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        compressed("float-quantized", FLOAT, DYNAMIC | {"dynamic": False}),
+        compressed("nvfp4-pack-quantized", FLOAT | {"num_bits": 4}),
+        compressed("pack-quantized", integers(3, "channel")),
+        CASES["packed-4"] | {"kv_cache_scheme": {"num_bits": 8}},
+        CASES["packed-4"] | {"sparsity_config": {"format": "sparse-24-bitmask"}},
+        CASES["packed-4"] | {"transform_config": {"config_groups": {}}},
+        CASES["packed-4"] | {"config_groups": {"group_0": {}}},
+        CASES["packed-4"] | {"config_groups": None},
+    ],
+)
+def test_what_is_not_read_of_compressed_tensors_is_named(stored):
+    assert obstacle(stored)
+    assert not obstacle(CASES["packed-4"])
+    assert not obstacle(gptq(3))  # its bits are named
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -244,3 +244,11 @@ def test_a_run_without_a_chat_template_shows_its_prompt(tmp_path, base, monkeypa
 
 def test_no_token_is_a_picture():
     assert card_module._cell("![seen](https://elsewhere/a.png)") == "!\\[seen](https://elsewhere/a.png)"
+
+
+def test_a_base_in_few_bits_is_written_out_first():
+    facts = make_facts(base="/home/me/models/base", base_is_hub_id=False, base_revision=None, stored_form="GPTQ")
+    (said,) = lines_giving(model_card(facts), "GPTQ")
+    assert "surefoot export" in said
+    for plain in (dataclasses.replace(facts, stored_form=""), dataclasses.replace(facts, merged=True)):
+        assert not lines_giving(model_card(plain), "GPTQ")

@@ -59,7 +59,7 @@ def _gptq(stem: str, parts: Parts, stored: Mapping[str, Any]) -> LazyTensor:
     inputs = parts["g_idx"].shape[0] if "g_idx" in parts else held * _WORD // stored["bits"]
     bits = held * _WORD // inputs  # of this layer: some checkpoints use more bits in some layers
     fits = bits in _GPTQ_BITS and held * _WORD == inputs * bits
-    if not fits or factors.shape[1] != outputs or zeros.shape != (factors.shape[0], outputs * bits // _WORD):
+    if not fits or factors.shape[1] != outputs or zeros.shape != (factors.shape[0], _words(outputs, bits)):
         raise _unlike(f"{stem}qweight", words, zeros, factors)
     taken = 0 if stored.get("checkpoint_format") == "gptq_v2" else sum(1 << at for at in range(0, _WORD, bits))
     size = stored.get("group_size", -1)

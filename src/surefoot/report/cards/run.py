@@ -21,6 +21,7 @@ from surefoot.planning.plan import OFF, Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.tables.plan import who_and_why
 from surefoot.report.trainer_log import UNITS
+from surefoot.system.folders import QUANTISED
 from surefoot.system.messages import counted, was
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
@@ -72,6 +73,7 @@ class CardFacts:
     end: the token that ends every answer of a reward model.
     merged: whether the adapter is merged into the published weights.
     opened_by: transformers' class that loads the model.
+    stored_form: the form with fewer bits that the base's files are in, "" if they are plain.
     """
 
     name: str
@@ -91,6 +93,7 @@ class CardFacts:
     end: str = ""
     merged: bool = False
     opened_by: str = OPENED_BY
+    stored_form: str = ""
 
     @property
     def needs_base(self) -> bool:
@@ -163,6 +166,17 @@ def _usage_notes(facts: CardFacts) -> str:
     notes = ""
     if facts.needs_base and not facts.base_is_hub_id:
         notes += "The base model is not on a hub: put its folder in place of the name below.\n\n"
+    if facts.needs_base and facts.stored_form:
+        notes += (
+            f"The base's files are in {facts.stored_form}; the adapter was trained over their decoded weights. "
+            "`surefoot export BASE --out PLAIN` writes those: put PLAIN in place of the name below. Over the files "
+            "themselves transformers needs another library, and PEFT accepts only some adapters.\n\n"
+        )
+    if facts.plan.precision.qat.value != OFF and not facts.needs_base:
+        notes += (
+            f"In training, and where it was measured, the weights were rounded to {facts.plan.precision.qat.value}. "
+            f"The folder `{QUANTISED}` holds them like that; to load it instead of this one needs torchao.\n\n"
+        )
     if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
         notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
     scale = facts.plan.tokenizer.bos_scale.value
@@ -201,18 +215,39 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     tokens = facts.plan.tokenizer
     resize = [f"model.resize_token_embeddings({tokens.pad_id + 1})"] if tokens.added_rows else []
     revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
+    imports, rounding = _rounding_lines(facts.plan)
+    given = ", quantization_config=rounding" if rounding else ""
     return [
         *own,
+        *imports,
         "from peft import PeftModel",
         _IMPORTS.format(opened_by=facts.opened_by),
         f"base = {base_name(facts)!r}",
         folder,
         tokenizer,
-        f"model = {facts.opened_by}.from_pretrained(base{revision})",
+        *rounding,
+        f"model = {facts.opened_by}.from_pretrained(base{revision}{given})",
         *resize,
         "model = PeftModel.from_pretrained(model, folder)",
         *scaling,
     ]
+
+
+def _rounding_lines(plan: RunPlan) -> tuple[list[str], list[str]]:
+    """Imports, and the line that rounds the base as in training with `precision.qat`; both empty without it."""
+    to, group = plan.precision.qat.value, plan.precision.qat_group
+    if to == OFF:
+        return [], []
+    per, size = ("PerGroup", group) if group else ("PerAxis", 0)
+    integers, front = to.rpartition("-")[2], "weight_" if "-" in to else ""
+    name = "Int8DynamicActivationIntxWeightConfig" if "-" in to else "IntxWeightOnlyConfig"
+    made = f"{name}(weight_dtype=torch.{integers}, {front}granularity={per}({size}))"
+    imports = [
+        "import torch",
+        f"from torchao.quantization import {name}, {per}",
+        "from transformers import TorchAoConfig",
+    ]
+    return imports, [f"rounding = TorchAoConfig({made})  # as in training"]
 
 
 def _prompt_lines(facts: CardFacts) -> list[str]:
