@@ -22,6 +22,7 @@ from surefoot.models.forward import causal_model, hidden_states, logits_at
 from surefoot.models.peft import LoraConfig, TaskType, get_peft_model
 from surefoot.models.save import save_adapter
 from surefoot.models.wrapped import freeze_others
+from surefoot.runs.parity.passes import nonzero_matrices
 from surefoot.system.errors import EnvironmentFault, InputError
 from surefoot.training.diagnose import agreed_origin, find_origin
 from surefoot.training.engine import ALL, Engine, EngineChoice, Groups, make_engine
@@ -195,7 +196,12 @@ def _step_without_update(engine: Any) -> None:
     engine.discard = discard
 
 
+def _empty_tensors(engine: Any) -> None:
+    engine.computed_with = lambda: {name: (one.shape, one.detach()) for name, one in engine.parameters.items()}
+
+
 BREAKS: dict[str, Callable[[Any], None]] = {
+    "empty tensors": _empty_tensors,
     "mean": _mean_over_ranks,
     "no reduce": _no_reduce,
     "old gradients": _old_gradients,
@@ -353,21 +359,49 @@ def discarding(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]
     """A step; two passes that are discarded, on other weights that are put back afterwards; and two steps more."""
     engine = engine_for(case, choice, ranks)
     steps(engine, replace(case, counts=case.counts[:1]), ranks)
-    own = {name: one.detach().clone() for name, one in engine.parameters.items()}
-    with torch.no_grad():
-        for one in engine.parameters.values():
-            one.add_(0.5)
-    other = _numpy(dict(engine.parameters))
+    parts = {name: part for name, (_, part) in engine.computed_with().items()}
+    own = {name: one.clone() for name, one in parts.items()}
+    for one in parts.values():
+        one.add_(0.5)
+    other = _numpy(parts)
     for batch in micro_batches(9, 2):
         engine.backward(sft_loss(engine.model, batch).loss, None)
     engine.reduce()
     engine.discard()
-    kept = _numpy(dict(engine.parameters))
-    with torch.no_grad():
-        for name, one in engine.parameters.items():
-            one.copy_(own[name])
+    parts = {name: part for name, (_, part) in engine.computed_with().items()}
+    kept = _numpy(parts)
+    for name, one in parts.items():
+        one.copy_(own[name])
     steps(engine, replace(case, counts=case.counts[1:]), ranks, 2)
     return {"other": other, "kept": kept, "state": snapshot(engine)}
+
+
+def off_zero(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:
+    """Passes of a new adapter, whose B is zero: one as it is, two with its zeros filled. Of each the loss, and the
+    largest number of the smallest gradient."""
+    model = tiny(case.kind)
+    with torch.no_grad():
+        for name, one in model.named_parameters():
+            if "lora_B" in name:
+                one.zero_()
+    engine = engine_for(case, choice, ranks, model)
+
+    def one_pass() -> tuple[float, float]:
+        loss = 0.0
+        for batch in for_rank(micro_batches(9, 4), ranks.rank, ranks.world):
+            found = sft_loss(engine.model, batch).loss
+            engine.backward(found, None)
+            loss += float(found)
+        engine.reduce()
+        smallest = min(float(one.abs().max()) for one in engine.gradients().values() if one.numel())
+        engine.discard()
+        return engine.totals([loss])[0], smallest
+
+    before = snapshot(engine)
+    new = one_pass()
+    with nonzero_matrices(engine):
+        filled = [one_pass(), one_pass()]
+    return {"new": new, "filled": filled, "again": one_pass(), "before": before, "after": snapshot(engine)}
 
 
 def through_a_checkpoint(ranks: Ranks, case: Case, choice: EngineChoice) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_a_refused_step_that_is_taken_is_noticed(engine):
     assert not same_bits(first["before"], first["after"])
 
 
-@pytest.mark.parametrize("engine", representatives(["ddp", "zero1", "zero2"], "zero2"))
+@engines("zero2", "zero3")
 def test_a_pass_that_is_discarded_leaves_weights_as_they_are_and_nothing_behind(engine):
     """Also weights that are not the optimizer's: two passes are compared on those."""
     case, undisturbed = Case("lora", dropout=0.1), _pair("trained", Case("lora", dropout=0.1), engine)[0]
@@ -174,10 +174,29 @@ def test_a_pass_that_is_discarded_leaves_weights_as_they_are_and_nothing_behind(
     assert same_bits(first["state"], undisturbed["state"])
 
 
-@pytest.mark.parametrize("engine", representatives(["zero1", "zero2"], "zero2"))
+@pytest.mark.parametrize("engine", representatives(["zero1", "zero2", "zero3"], "zero2", "zero3"))
 def test_twin_a_step_without_update_writes_weights(engine):
     first, _ = _pair("discarding", Case("lora", dropout=0.1, broken="step without update"), engine)
     assert not same_bits(first["other"], first["kept"])
+
+
+@engines("fsdp2", "zero3")
+def test_zeros_that_are_filled_give_every_matrix_a_gradient(engine):
+    """While B is zero, A has none, and a comparison of two passes sees nothing of it."""
+    results = _pair("off_zero", Case("lora"), engine)
+    for result in results:
+        new, (first, second) = result["new"], result["filled"]
+        assert new[1] == 0 < first[1]
+        assert first == second != new == result["again"]
+    assert same_bits(results[0]["before"], results[0]["after"])
+
+
+@pytest.mark.parametrize("broken", ["empty tensors", "step without update"])
+def test_twin_zeros_that_are_not_seen_or_written_back_stay_zero(broken):
+    for result in _pair("off_zero", Case("lora", broken=broken), "zero3"):
+        filled = [smallest for _, smallest in result["filled"]]
+        assert filled[1] == 0
+        assert (filled[0] == 0) == (broken == "empty tensors")
 
 
 def test_ranks_that_decide_by_their_own_loss_are_noticed():

@@ -131,6 +131,10 @@ def world(tmp_path_factory) -> Path:
         "pairs": [
             {**one, "chosen": answers[number], "rejected": words[number - 1]} for number, one in enumerate(prompts)
         ],
+        "long": [
+            {"prompt": one["prompt"] * 4, "chosen": answers[number], "rejected": words[number - 1]}
+            for number, one in enumerate(prompts)
+        ],
         "judged": [
             {**one, "completion": answers[number], "label": number % 2 == 0} for number, one in enumerate(prompts)
         ],
@@ -252,3 +256,23 @@ def test_two_ranks_learn_from_packed_answers_what_one_learns_from_padded_ones(se
     assert losses <= LOSS_TOLERANCE
     assert weights <= WEIGHT_TOLERANCE
     assert ("documents", True) in both.paths
+
+
+@pytest.mark.parametrize(("stage", "adapter"), [(1, "lora"), (2, "full")])
+def test_prompts_that_two_ranks_compute_once_are_those_that_one_computes_twice(server, world, stage, adapter):
+    """A layer runs twice in a pass then, and its gradients must be whole before they are reduced."""
+    data = {"train": "WORLD/long.jsonl", "max_length": 128}
+    parallel = {"engine": "deepspeed", "zero_stage": stage}
+    whole = trained(
+        server, world, f"whole-{stage}", "reward", adapter, data=data, gradient_checkpointing="on", duration="3 steps"
+    )
+    once = trained(server, world, f"once-{stage}", "reward", adapter, parallel, data=data, duration="3 steps")
+    for name, shared in ((f"whole-{stage}", False), (f"once-{stage}", True)):
+        plan = json.loads((world / name / "plan.json").read_text())["plan"]
+        assert plan["reward"]["shared_prompts"]["value"] is shared
+    losses, weights = apart(whole, once)
+    assert losses <= LOSS_TOLERANCE
+    assert weights <= WEIGHT_TOLERANCE
+    # The twin: other rows.
+    other = trained(server, world, f"other-{stage}", "reward", adapter, parallel, data=data, duration="3 steps", seed=7)
+    assert apart(whole, other)[1] > WEIGHT_TOLERANCE

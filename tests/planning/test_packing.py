@@ -185,6 +185,8 @@ def test_where_prompts_may_be_computed_once(facts):
         ({}, True),
         ({"gradient_checkpointing": "on"}, False),
         ({"parallel": {"engine": "fsdp2"}}, False),
+        ({"parallel": {"engine": "deepspeed", "zero_stage": 2}}, True),
+        ({"parallel": {"engine": "deepspeed", "zero_stage": 3}}, False),
         ({"adapter": {"kind": "lora", "dropout": 0.1}}, False),
         ({"stage": "dpo"}, False),
     ]:

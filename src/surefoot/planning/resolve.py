@@ -172,7 +172,7 @@ def resolve(
         documents=config.method.packs,
         experts_frozen=None if ppo else _experts_frozen(config, model, work, tokens.added_rows),
     )
-    reward = _reward(config, model, tokenizer, tokens, memory, parallel.engine.value, hardware, notes)
+    reward = _reward(config, model, tokenizer, tokens, memory, parallel, hardware, notes)
     _check_free(memory, hardware, ranks.local, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
@@ -239,15 +239,15 @@ def _reward(
     tokenizer: TokenizerFacts,
     tokens: TokenizerPlan,
     memory: MemoryPlan,
-    engine: str,
+    parallel: ParallelPlan,
     hardware: Hardware,
     notes: Notes,
 ) -> RewardPlan | None:
     """Return None if the stage trains no reward model."""
     if not config.method.scores:
         return None
-    recomputed = memory.gradient_checkpointing.value
-    shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, engine=engine)
+    recomputed, engine = memory.gradient_checkpointing.value, sharder(parallel)
+    shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, sharder=engine)
     return plan_reward(config, model, tokenizer, tokens, shared, notes)
 
 

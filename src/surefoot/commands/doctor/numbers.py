@@ -44,7 +44,7 @@ def split_line(one: Ready) -> Finding:
         together, key=lambda batch: len(batch.examples)
     )  # packed rows have similar lengths but different numbers of documents
     same = _of_the_same(fullest.examples, apart)
-    with eval_mode(loaded.engine.model), nonzero_matrices(loaded.engine.parameters.values()):
+    with eval_mode(loaded.engine.model), nonzero_matrices(loaded.engine):
         whole = one_pass(loaded, run.task, [fullest], 1)
         parts = one_pass(loaded, run.task, same, 1)
     error = largest_difference(loaded.engine, parts, whole)
@@ -94,7 +94,7 @@ def gradient_line(one: Ready) -> Finding:
     bypasses its adapter, and nothing else reveals it: the loss still falls by what the other modules learn."""
     loaded, task = one.loaded, one.run.task
     without = list(loaded.engine.parameters)
-    with nonzero_matrices(loaded.engine.parameters.values()):
+    with nonzero_matrices(loaded.engine):
         for step in range(1, _LOOKED_FOR + 1):
             found = one_pass(loaded, task, few(task.step_batches(step)), step).gradients
             without = [name for name in without if name not in found or not found[name].any()]

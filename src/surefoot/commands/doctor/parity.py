@@ -141,7 +141,7 @@ def _needed(twin: RunConfig, batches: Sequence[Weighted]) -> int:
 
 def _pass(one: Ready, batches: Sequence[Weighted]) -> Pass:
     engine = one.loaded.engine
-    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
+    with without_randomness(engine.model), nonzero_matrices(engine):
         return one_pass(one.loaded, one.run.task, batches, 1)
 
 

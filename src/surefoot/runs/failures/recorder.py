@@ -19,6 +19,7 @@ import torch
 from surefoot.config.dump import dump_plain, plain_config
 from surefoot.data.batching.batch import RecordName, Weighted
 from surefoot.methods.method import LoadedModels
+from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import plan_to_json
 from surefoot.report.flight import FLIGHT, recent
 from surefoot.runs.prepared import PreparedRun
@@ -151,7 +152,7 @@ class FailureRecorder:
 
     def _weights(self, folder: Path) -> dict[str, torch.Tensor] | None:
         parallel = self._loaded.plan.parallel
-        if parallel.engine.value not in ("single", "ddp") or parallel.offload != "none":
+        if sharder(parallel) or parallel.offload != "none":
             return None  # sharded: no rank has all of them; offloaded: a replay would have to put them into two places
         weights = dict(self._loaded.engine.weights())
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())

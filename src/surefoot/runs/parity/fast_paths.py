@@ -110,7 +110,7 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
     left = [path for path in planned_paths(plan, _ROWS) if path.name not in found]
     if left:
         # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass.
-        with nonzero_matrices(loaded.engine.parameters.values()):
+        with nonzero_matrices(loaded.engine):
             found |= _Comparison(run, loaded, left).records(left)
     for path in paths:
         plan = _plan_after(plan, path.name, found[path.name], say, resumed=run.resumed)
@@ -312,7 +312,7 @@ def try_compiled(
         found = one_pass(loaded, run.task, batches, step)
         return found, time.perf_counter() - started
 
-    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
+    with without_randomness(engine.model), nonzero_matrices(engine):
         with eager_mode(engine.model):
             timed()  # the first pass includes one-time set-up of matmul kernels
             eager, eager_seconds = timed()

@@ -96,7 +96,7 @@ def compare_formulas(
             for undo in reversed(undos):
                 undo()
 
-    with without_randomness(engine.model), nonzero_matrices(engine.parameters.values()):
+    with without_randomness(engine.model), nonzero_matrices(engine):
         plain = one_pass(loaded, task, padded, step)
         together = differ(paths)
         if isinstance(together, float) and together <= LIMIT:

@@ -13,7 +13,7 @@ compared. PPO's prompts have no answers yet; there the policy predicts the promp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -109,21 +109,22 @@ def short_batch(task: Task, engine: Engine, step: int, *, whole: bool = False) -
 
 
 @contextmanager
-def nonzero_matrices(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Fill zero matrices, while the block runs, with numbers that change W by B A by about a tenth; the same on all
-    ranks."""
-    zeros = [one for one in parameters if one.ndim == 2 and not one.any()]
+def nonzero_matrices(engine: Engine) -> Iterator[None]:
+    """Fill zero matrices, while the block runs, with numbers that change W by B A by about a tenth: the same on all
+    ranks that hold a whole matrix, others in every shard. Collective."""
+    parts = [(shape, part) for shape, part in engine.computed_with().values() if len(shape) == 2]
+    used = engine.totals([float(part.any()) for _, part in parts])
+    zeros = [(shape, part) for (shape, part), some in zip(parts, used, strict=True) if not some]
     # A separate generator, so that the run's random numbers do not change.
-    draws = torch.Generator().manual_seed(0)
+    same, own = (torch.Generator().manual_seed(seed) for seed in (0, engine.rank))
+    for shape, part in zeros:
+        draws = same if part.numel() == shape.numel() else own
+        part.copy_(torch.randn(part.shape, generator=draws) * (0.1 / math.sqrt(shape[1])))
     try:
-        with torch.no_grad():
-            for one in zeros:
-                one.copy_(torch.randn(one.shape, generator=draws) * (0.1 / math.sqrt(one.shape[1])))
         yield
     finally:
-        with torch.no_grad():
-            for one in zeros:
-                one.zero_()
+        for _, part in zeros:
+            part.zero_()
 
 
 def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> Pass:

@@ -130,6 +130,11 @@ class Engine(ABC):
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's part of the trainable parameters, by name."""
 
+    def computed_with(self) -> Mapping[str, tuple[torch.Size, torch.Tensor]]:
+        """Return name -> shape of the whole trainable parameter, and this rank's part of what the next forward pass
+        computes with, to change in place for passes that are discarded, and to change back."""
+        return {name: (one.shape, own_part(one.detach())) for name, one in self.parameters.items()}
+
     @abstractmethod
     def moments(self) -> Mapping[str, torch.Tensor]:
         """Return this rank's part of the optimizer state, by "<parameter or flat buffer>/<entry>"."""

@@ -3,8 +3,8 @@
 DeepSpeed only communicates gradients and weights; surefoot defines the step. DeepSpeed's mean over ranks is undone
 (losses are already divided by the weight over all ranks), gradients accumulate until `reduce`, and it neither clips nor
 scales. Its optimizer is wrapped in a gate that only `apply` opens: after a step that the guard rejects, DeepSpeed's own
-step runs with the gate closed, which clears its buffers and updates nothing; in stages 1 and 2 it also takes the
-gradients for overflown, because it would write its fp32 weights into the model. Its checkpoints are pickles and are
+step runs with the gate closed, which clears its buffers and updates nothing; it also takes the gradients for overflown,
+because it would write its fp32 weights into the model. Its checkpoints are pickles and are
 not used; moments are saved and loaded by name.
 
 The optimizer sees flat pieces instead of matrices, so only elementwise optimizers can be used.
@@ -141,7 +141,7 @@ class DeepSpeedEngine(Engine):
             return  # DeepSpeed's step requires a backward pass before it
         if not self._reduced:
             self.reduce()
-        with nullcontext() if self._stage == 3 else _overflown(self._zero):
+        with _overflown(self._zero, self._stage):
             self._zero.step()  # the gate is closed: clears buffers, updates nothing
         self._forget()
 
@@ -156,6 +156,9 @@ class DeepSpeedEngine(Engine):
             return self.parameters
         cut: Mapping[str, Any] = self.parameters
         return {name: own_part(one.ds_tensor, one.ds_numel, self.rank) for name, one in cut.items()}
+
+    def computed_with(self) -> Mapping[str, tuple[torch.Size, torch.Tensor]]:
+        return {name: (self._shapes[name], one.detach()) for name, one in self.weights().items()}
 
     def moments(self) -> Mapping[str, torch.Tensor]:
         return {
@@ -275,21 +278,23 @@ class Gate(torch.optim.Optimizer):
 
 
 @contextmanager
-def _overflown(zero: Any) -> Iterator[None]:
-    """Context in which DeepSpeed's step in stage 1 or 2 takes the gradients for overflown and only clears its buffers.
-    A step without an update would overwrite the model with DeepSpeed's fp32 weights, also while a comparison of two
-    passes has other weights in it."""
+def _overflown(zero: Any, stage: int) -> Iterator[None]:
+    """Context in which DeepSpeed's step takes the gradients for overflown and only clears its buffers. A step without
+    an update would overwrite the model with DeepSpeed's fp32 weights, also while a comparison of two passes has other
+    weights in it."""
 
-    def overflow(partition_gradients: bool) -> None:
+    def overflow(*_: bool, **__: bool) -> None:
         zero.overflow = True
 
-    before, zero.check_grad_overflow = zero.check_grad_overflow, True
-    zero.check_overflow = overflow
+    check = "_overflow_check_and_loss_scale_update" if stage == 3 else "check_overflow"
+    setattr(zero, check, overflow)
+    before = getattr(zero, "check_grad_overflow", None)  # of stages 1 and 2: whether they look
+    zero.check_grad_overflow = True
     try:
         yield
     finally:
         zero.check_grad_overflow = before
-        del zero.check_overflow
+        delattr(zero, check)
 
 
 def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
