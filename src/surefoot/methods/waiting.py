@@ -42,9 +42,9 @@ class WaitReporter:
         kind: waits to compare with.
         what: text of the message, or what makes it when it is shown.
         """
-        began, clock, over = time.monotonic(), datetime.now(UTC), threading.Event()
+        began, clock = time.monotonic(), datetime.now(UTC)
 
-        def watch() -> None:
+        def watch(over: threading.Event) -> None:
             wait = max(LEAST, _SLOWER * self._longest.get(kind, 0.0))
             while not over.wait(wait):
                 seconds = time.monotonic() - began
@@ -52,13 +52,10 @@ class WaitReporter:
                 self._notify(f"{said} since {clock:%H:%M:%S} UTC, for {seconds:.0f} s now")
                 wait = seconds
 
-        thread = threading.Thread(target=watch, name=f"waits for {kind}", daemon=True)
-        thread.start()
         try:
-            yield
+            with _beside(f"waits for {kind}", watch):
+                yield
         finally:
-            over.set()
-            thread.join()
             self._longest[kind] = max(self._longest.get(kind, 0.0), time.monotonic() - began)
 
 
@@ -68,9 +65,8 @@ def silence_told(servers: Sequence[Server], notify: Notify) -> Iterator[None]:
     if not servers:
         yield
         return
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         last, longest, told = ([0.0] * len(servers) for _ in range(3))
         while not over.wait(min(_LOOK, LEAST)):
             for place, server in enumerate(servers):
@@ -86,7 +82,15 @@ def silence_told(servers: Sequence[Server], notify: Notify) -> Iterator[None]:
                         f"{server.tries * server.timeout:.0f} s"
                     )
 
-    thread = threading.Thread(target=watch, name="silence of servers", daemon=True)
+    with _beside("silence of servers", watch):
+        yield
+
+
+@contextmanager
+def _beside(name: str, watch: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `watch` in a thread while the block runs. It is given an event that is set when the block is over."""
+    over = threading.Event()
+    thread = threading.Thread(target=watch, args=(over,), name=name, daemon=True)
     thread.start()
     try:
         yield

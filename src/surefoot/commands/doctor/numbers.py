@@ -72,9 +72,8 @@ def leak_line(one: Ready) -> Finding:
         return ok("PACK-LEAK", "does not apply: every micro-batch has one document")
     if rows is None:
         return unknown("PACK-LEAK", f"in the first {STEPS} steps every micro-batch has one document")
-    rows = replace(rows, pictures=None, seen=None).to(
-        loaded.engine.device
-    )  # changed tokens would not match the pictures
+    # Without pictures, which changed tokens would not match.
+    rows = replace(rows, pictures=None, seen=None).to(loaded.engine.device)
     vocabulary = causal_model(loaded.policy).get_input_embeddings().get_parameter("weight").shape[0]
     with torch.no_grad(), eval_mode(loaded.engine.model), loaded.settings.kernels(), loaded.settings.forward():
         before = _documents(rows, hidden_states(loaded.policy, rows))

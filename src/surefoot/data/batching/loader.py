@@ -248,8 +248,8 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     groups = layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())
     found = [_pair_batch(dataset, [own[place] for place in group], layout) for group in groups]
     better = sum(_better_tokens(one) for one in found)
-    share = len(own) / better if better else 0.0
-    return [replace(one, answer_share=share, row_share=_row_share(dataset, own)) for one in found]
+    shares = {"answer_share": len(own) / better if better else 0.0, "row_share": _row_share(dataset, own)}
+    return [replace(one, **shares) for one in found]
 
 
 def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:

@@ -36,7 +36,7 @@ from surefoot.methods.grpo.rollout import (
 from surefoot.methods.grpo.task import correction_of, cycles_of, loss_facts
 from surefoot.methods.grpo.turns import environment_reward, named_environment, open_multi_turn, turn_marks
 from surefoot.methods.method import LoadedModels, Measured, Notify, RunInputs, Task
-from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution
+from surefoot.methods.ppo.checks import START_TOLERANCE, check_start, drawn_suffice, dropout_caution, ratio_text
 from surefoot.methods.reference import ReferenceModel, open_reference_model
 from surefoot.methods.rewards.terms import open_rewards, passed_reward
 from surefoot.methods.rollouts import Prompts, RolloutEngine, answer_seed, prompts_at, rollout_engine
@@ -310,12 +310,7 @@ class _Cycle:
         if step == 1 and not take_drawn:
             known = reference if reference is not None else logprobs
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)
-            drawn = (
-                "the engine tells no log-probabilities"
-                if ratio is None
-                else f"ratio {ratio:.6f} to the engine's probabilities"
-            )
-            self.notify(f"before the first update: {drawn}", caution=False)
+            self.notify(f"before the first update: {ratio_text(ratio)}", caution=False)
             # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             if grpo.engine == "embedded" and drawn_suffice(rollout.real, logprobs, rollout.drawn, compute):
                 self.memory.take_drawn()

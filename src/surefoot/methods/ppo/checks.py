@@ -95,6 +95,13 @@ def check_start(
     return float(kl.mean()), ratio
 
 
+def ratio_text(ratio: float | None) -> str:
+    """Return the ratio of `check_start` as the user is told it."""
+    if ratio is None:
+        return "the engine tells no log-probabilities"
+    return f"ratio {ratio:.6f} to the engine's probabilities"
+
+
 def drawn_suffice(real: torch.Tensor, logprobs: torch.Tensor, drawn: torch.Tensor, compute: DType) -> bool:
     """Whether the engine's log-probabilities equal those of the training code up to fp32 rounding. In 16-bit dtypes one
     agreeing rollout proves nothing: a single rounding is far above the bounds."""

@@ -18,7 +18,13 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_batches, with_texts
 from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.policy import write_policy
-from surefoot.methods.ppo.checks import check_start, drawn_suffice, dropout_caution, notify_reward_accuracy
+from surefoot.methods.ppo.checks import (
+    check_start,
+    drawn_suffice,
+    dropout_caution,
+    notify_reward_accuracy,
+    ratio_text,
+)
 from surefoot.methods.ppo.memory import Average, Limits, Numbers, PpoMemory
 from surefoot.methods.ppo.rollout import Scoring, Terms, make_experience, pulled_back, to_episodes
 from surefoot.methods.ppo.scores import Scores, make_scores
@@ -142,12 +148,8 @@ class _Cycle:
             compute = self.run.plan.precision.compute.value
             known = (experience.real, experience.logprobs, experience.reference, experience.drawn)
             kl, ratio = check_start("ppo", *known, compute)
-            drawn = (
-                "the engine tells no log-probabilities"
-                if ratio is None
-                else f"ratio {ratio:.6f} to the engine's probabilities"
-            )
-            self.notify(f"before the first update: KL {kl:.2g} per token from the reference, {drawn}", caution=False)
+            said = f"KL {kl:.2g} per token from the reference, {ratio_text(ratio)}"
+            self.notify(f"before the first update: {said}", caution=False)
             # Not for a server, which may fall behind the weights later; in this process they are the trained ones.
             seen = (experience.real, experience.logprobs, experience.drawn)
             if ppo.engine == "embedded" and drawn_suffice(*seen, compute):

@@ -64,7 +64,8 @@ class AsDrawn(Generic[One]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for server in (server for one in self._rewards for server in one.servers if kind is not None):
-            server.requests.give_up()
+        if kind is not None:
+            for server in (server for one in self._rewards for server in one.servers):
+                server.requests.give_up()
         for pool in self._pools.values():
             pool.shutdown(cancel_futures=kind is not None)
