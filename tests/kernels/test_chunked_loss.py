@@ -26,8 +26,9 @@ def problem(dtype=torch.float64, *, trains=True, bias=True, seed=0):
     return hidden, weight, shift, torch.randint(0, V, (N,), generator=draw)
 
 
-def gradients(loss, *tensors):
-    return torch.autograd.grad(loss, [one for one in tensors if one is not None and one.requires_grad])
+def gradients(loss, *tensors, retain=False):
+    wanted = [one for one in tensors if one is not None and one.requires_grad]
+    return torch.autograd.grad(loss, wanted, retain_graph=retain or None)
 
 
 def relative(found, wanted):
@@ -52,6 +53,55 @@ def test_sum_and_gradients(bias, dtype, tolerance):
         # Behind the sum stands what a step does: divided by the weight of the step, times a loss scale.
         pair = (gradients(one * 7 / N, hidden, weight, shift) for one in (found, wanted))
         assert_close(*pair, tolerance)
+
+
+# What models do to z = W h + b, as transformers writes it.
+CHANGES = {
+    "cap": ({"cap": 3.0}, lambda z: torch.tanh(z / 3.0) * 3.0),
+    "scale": ({"scale": 0.3}, lambda z: z * 0.3),
+    "both": ({"scale": 2.0, "cap": 5.0}, lambda z: torch.tanh(z * 2.0 / 5.0) * 5.0),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FP64), (torch.float32, FP32)])
+@pytest.mark.parametrize("change", CHANGES)
+def test_logits_that_the_model_changes(change, dtype, tolerance):
+    settings, changed = CHANGES[change]
+    hidden, weight, shift, targets = problem(dtype)
+    wanted = F.cross_entropy(changed(F.linear(hidden, weight, shift)), targets, reduction="none")
+    factors = torch.linspace(-2, 3, N, dtype=dtype)
+    for rows in ROWS:
+        found = summed_loss(hidden, Head(weight, shift, rows, **settings), targets)
+        assert_close([found], [wanted.sum()], tolerance)
+        pair = (torch.autograd.grad(one, [hidden, weight, shift], retain_graph=True) for one in (found, wanted.sum()))
+        assert_close(*pair, tolerance)
+        frozen = Head(weight.detach(), shift.detach(), rows, **settings)
+        assert_close([plain_losses(hidden, frozen, targets)], [wanted], tolerance)
+        single = token_losses(hidden, frozen, targets)
+        assert_close(gradients(single @ factors, hidden), gradients(wanted @ factors, hidden, retain=True), tolerance)
+    unchanged = summed_loss(hidden, Head(weight, shift, 8), targets)
+    assert relative(unchanged, wanted.sum()) > tolerance  # twin
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize("change", CHANGES)
+def test_logits_that_the_model_changes_under_autocast(change, narrow, monkeypatch):
+    """They are changed in fp32. A GPU, which writes gradients in 16 bits at once, has the same bits."""
+    settings, changed = CHANGES[change]
+    hidden, weight, _, targets = problem(torch.float32, bias=False)
+
+    def found():
+        with torch.autocast("cpu", dtype=narrow):
+            loss = summed_loss(hidden, Head(weight, None, 8, **settings), targets)
+        return [loss.detach(), *gradients(loss * 7 / N, hidden, weight)]
+
+    output = F.linear(hidden.to(narrow), weight.to(narrow)).float()
+    wanted = F.cross_entropy(changed(output), targets, reduction="sum")
+    usual = found()
+    assert relative(usual[0], wanted) <= FP32
+    assert_close(usual[1:], gradients(wanted * 7 / N, hidden, weight), NARROW[narrow])
+    monkeypatch.setattr(chunked_loss, "_casts_in_kernels", lambda products: True)
+    assert all(map(torch.equal, found(), usual))
 
 
 def test_single_losses_with_weights_of_their_own():
@@ -278,7 +328,7 @@ def test_twin_room_of_its_own_for_every_part_is_noticed(monkeypatch):
     def anew(room, x, weight, bias):
         return F.linear(x, weight, bias)
 
-    monkeypatch.setattr(chunked_loss._Room, "logits", anew)
+    monkeypatch.setattr(chunked_loss._Room, "output", anew)
     assert times_taken(8) > 8
 
 

@@ -173,7 +173,6 @@ class Family:
     dropouts: tuple[str, ...] = ()  # config keys of dropouts other than attention dropout
     window: Window | None = None
     without_sdpa: str = ""  # why transformers refuses SDPA, as part of a sentence
-    beyond_head: str = ""  # how the model changes the logits, as a sentence
     reserved_pads: tuple[ReservedPad, ...] = ()  # the first that exists is used
     forbidden_pads: tuple[ForbiddenPad, ...] = ()
     turn_ends: tuple[str, ...] = ()  # tokens that end a turn in the family's chat templates

@@ -200,6 +200,7 @@ GEMMA2_STRUCTURE = replace(
     keys={"hidden_act": "hidden_activation"},
     defaults={
         "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "attention_bias": False,
@@ -217,7 +218,6 @@ GEMMA2 = Family(
     window=Window(),  # every other layer
     # Asked for SDPA, transformers raises (Gemma2PreTrainedModel._supports_sdpa), whatever the cap is set to.
     without_sdpa="SDPA cannot cap attention logits, as Gemma 2 does (attn_logit_softcapping)",
-    beyond_head="Gemma 2 caps its logits (final_logit_softcapping)",
     reserved_pads=(ReservedPad("<pad>", "reserved for padding"), ReservedPad("<unused0>", "used for nothing")),
     forbidden_pads=(
         ForbiddenPad("<end_of_turn>", "ends every turn: whoever masks padding by id would never train it"),
@@ -242,9 +242,12 @@ GEMMA3 = replace(
     structure=replace(
         GEMMA2_STRUCTURE,
         layer_norms=(*HEAD_NORMS, *SANDWICH_NORMS),
-        defaults={**GEMMA2_STRUCTURE.defaults, "use_bidirectional_attention": False},
+        defaults={
+            **GEMMA2_STRUCTURE.defaults,
+            "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
     ),
     window=Window(),  # five layers of six
-    beyond_head="",
     without_sdpa="",  # norms of queries and keys took the place of the cap
 )

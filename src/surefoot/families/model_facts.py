@@ -17,6 +17,7 @@ from surefoot.families.bos_zero import read_bos_scale
 from surefoot.families.config_keys import ConfigKeys, Stored
 from surefoot.families.family import Dimension, Family, Linear, Norm, Structure
 from surefoot.families.files import read_json
+from surefoot.families.logits import read_logit_change
 from surefoot.families.stored_forms import stored_form
 from surefoot.system.errors import InputError
 
@@ -139,6 +140,7 @@ class ModelFacts(Shown):
     stored_form: quantization format from `families.stored_forms.stored_form`; such weights are decoded when loaded.
     balance: factor of the load-balancing loss in config.json, None if the family has none.
     balances: whether config.json enables that loss.
+    logit_cap: height at which tanh caps the logits, None if nothing does.
     bos_scale: factor on the BOS embedding in training, if a file next to the model records one.
     """
 
@@ -170,6 +172,7 @@ class ModelFacts(Shown):
     balance: float | None = None
     balances: bool = False
     stored_form: str = ""
+    logit_cap: float | None = None
     bos_scale: float | None = None
 
     @property
@@ -303,6 +306,7 @@ def _sizes(keys: ConfigKeys, family: Family | None, tree: ModuleTree | None) -> 
         dropouts=tuple((keys.name(name), share) for name in names if (share := keys.share(name))),
         balance=_balance(keys, tree),
         balances=bool(keys.get("output_router_logits")) if tree else False,
+        logit_cap=read_logit_change(keys.get)[1],
         **shown,
     )
     # Of a ratio that is no whole number every count of parameters, and so the memory forecast, would be wrong.

@@ -12,15 +12,12 @@ from surefoot.families.family import Family, ForbiddenPad, ReservedPad
 from surefoot.families.llama_like import GEMMA2, LLAMA, MISTRAL
 
 # Gemma 2's tokenizer and turns (TRL: gemma.jinja, the same for both), none of its caps.
-GEMMA = replace(
-    GEMMA2, name="gemma", model_types=("gemma",), structure=None, window=None, without_sdpa="", beyond_head=""
-)
+GEMMA = replace(GEMMA2, name="gemma", model_types=("gemma",), structure=None, window=None, without_sdpa="")
 # Turns are <|turn>user … <turn|> (LLaMA-Factory: gemma4).
 GEMMA4 = Family(
     name="gemma4",
     model_types=("gemma4_text", "gemma4_unified_text"),
     uses_bos=True,
-    beyond_head="Gemma 4 may cap its logits (final_logit_softcapping)",
     reserved_pads=(ReservedPad("<pad>", "reserved for padding"),),
     forbidden_pads=(ForbiddenPad("<turn|>", ENDS_TURNS),),
     turn_ends=("<turn|>",),
@@ -99,7 +96,6 @@ GRANITE = Family(
     name="granite",
     model_types=("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
     uses_bos=None,
-    beyond_head="Granite divides its logits (logits_scaling)",
     turn_ends=("<|end_of_text|>",),
 )
 
@@ -108,7 +104,6 @@ COHERE = Family(
     name="cohere",
     model_types=("cohere", "cohere2"),
     uses_bos=True,
-    beyond_head="Command R multiplies its logits (logit_scale)",
     reserved_pads=(ReservedPad("<PAD>", "reserved for padding"),),
     forbidden_pads=(ForbiddenPad("<|END_OF_TURN_TOKEN|>", ENDS_TURNS),),
     turn_ends=("<|END_OF_TURN_TOKEN|>",),

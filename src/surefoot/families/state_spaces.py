@@ -19,7 +19,6 @@ FALCON_H1 = Family(
     name="falcon_h1",
     model_types=("falcon_h1",),
     uses_bos=None,
-    beyond_head="Falcon-H1 multiplies its logits (lm_head_multiplier)",
     forbidden_pads=IM_END,
     turn_ends=("<|im_end|>",),
     without_adapter=_PAST_THE_MODULE,

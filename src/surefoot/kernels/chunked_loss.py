@@ -2,15 +2,18 @@
 
     z = W h + b      l = log sum exp z - z[y]      dl/dz = softmax(z) - e_y      dl/dh = W' dl/dz      dl/dW = dl/dz h'
 
+Some models change z first: to s z (Granite, Command R, Falcon-H1) or to c tanh(s z / c) (Gemma 2 and later), whose
+derivative s (1 - tanh^2) then stands before the last two.
+
 The gradient of a loss with respect to its logits depends on later computation only through a scalar factor. So it is
 computed while the logits exist and immediately multiplied by the head, and the logits are discarded: no tensor of
 positions x vocabulary exists in the forward or backward pass. A frozen head gets no gradient. (Idea: Liger-Kernel,
 fused_linear_cross_entropy.py; Apple, Cut Your Losses, arXiv 2411.09009.)
 
-Logits are computed in the dtype of the plain path; softmax, loss and the accumulated head gradient are fp32 (fp64 for
-fp64). For fp16, gradients are scaled up ("lifted") before they are cast to fp16, because the loss scale, which does
-this in the plain path, is part of the factor and known only in the backward pass. Tests compare with the plain path,
-`plain_losses`.
+The head's output is computed in the dtype of the plain path; its change, softmax, loss and the accumulated head
+gradient are fp32 (fp64 for fp64). For fp16, gradients are scaled up ("lifted") before they are cast to fp16, because
+the loss scale, which does this in the plain path, is part of the factor and known only in the backward pass. Tests
+compare with the plain path, `plain_losses`.
 
 The equations are those of cross entropy. Any loss of single positions that gives its gradient by the logits takes the
 same way (`TokenLoss`, `summed`), and `summed_over` takes logits that a model has computed itself.
@@ -41,14 +44,29 @@ _HIGHEST_LIFT = 14  # exponent of the largest lift: 2^14 is a quarter of fp16's 
 class Head:
     """The output head: weight [V, H], bias [V] or None.
 
-    rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits 6 V.
-    see: called with these logits, [rows or fewer, V], before the loss.
+    rows: positions whose logits exist at once; each takes 4 V bytes, in 16 bits 6 V, with a cap 4 V more.
+    scale, cap: the model's logits are scale z, with a cap cap tanh(scale z / cap); scale is above 0.
+    see: called with the head's output, [rows or fewer, V], before the loss.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rows: int
+    scale: float = 1.0
+    cap: float | None = None
     see: Callable[[torch.Tensor], None] | None = None
+
+    def change(self, output: torch.Tensor, tanh: torch.Tensor | None = None) -> torch.Tensor:
+        """Overwrite the head's output with the model's logits, and return these.
+
+        tanh: tensor of the same shape for tanh(scale z / cap), where it is needed later.
+        """
+        if self.scale != 1:
+            output.mul_(self.scale)
+        if self.cap is None:
+            return output
+        bent = torch.div(output, self.cap, out=output if tanh is None else tanh).tanh_()
+        return torch.mul(bent, self.cap, out=output)
 
     @property
     def trains(self) -> bool:
@@ -125,7 +143,7 @@ def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
 @torch.no_grad()
 def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """Return the most likely token at every position, [N]."""
-    # As in the losses' products: in another dtype nearly equal logits could change their order.
+    # As in the losses' products: in another dtype nearly equal logits could change their order; scale and cap do not.
     weight, bias = _cast(head.weight, head.bias, operand_type(hidden.dtype, hidden.device))
     with torch.autocast(hidden.device.type, enabled=False):
         parts = hidden.to(weight.dtype).split(head.rows)
@@ -136,12 +154,14 @@ def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
     """Reference for `token_losses` with all logits at once: [N], differentiable in all inputs."""
     logits = F.linear(hidden, head.weight, head.bias)
     with torch.autocast(hidden.device.type, enabled=False):
-        return F.cross_entropy(logits.to(wide_type(logits.dtype)), targets, reduction="none")
+        logits = logits.to(wide_type(logits.dtype)) * head.scale
+        logits = logits if head.cap is None else torch.tanh(logits / head.cap) * head.cap
+        return F.cross_entropy(logits, targets, reduction="none")
 
 
 def _losses(hidden: torch.Tensor, head: Head, loss: TokenLoss, *, summed: bool) -> torch.Tensor:
     differentiable = torch.is_grad_enabled()
-    found: Any = _Chunked.apply(hidden, head.weight, head.bias, loss, head.rows, head.see, summed, differentiable)
+    found: Any = _Chunked.apply(hidden, head.weight, head.bias, loss, head, summed, differentiable)
     return found
 
 
@@ -153,8 +173,7 @@ class _Chunked(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         loss: TokenLoss,
-        rows: int,
-        see: Callable[[torch.Tensor], None] | None,
+        head: Head,
         summed: bool,
         differentiable: bool,
     ) -> torch.Tensor:
@@ -171,16 +190,18 @@ class _Chunked(torch.autograd.Function):
         lifts = torch.ones(len(x), 1, device=x.device) if wanted and dtype == torch.float16 else None
         largest = None if lifts is None else _largest(w)
         with torch.autocast(x.device.type, enabled=False):
-            room = _Room(min(rows, len(x)), len(w), dtype, losses.dtype, x.device)
-            for start in range(0, len(x), rows):
-                part = slice(start, start + rows)
-                logits = room.logits(x[part], w, b)
-                if see is not None:
-                    see(logits)
-                wide = room.wide(logits)
-                # The logits have been copied, so the gradient may take their place; a bias wants its sum in fp32.
-                at_once = b is None and lifts is None and _casts_in_kernels(logits)
-                losses[part], gradient = loss(wide, part, wanted, logits if at_once else None)
+            rows = min(head.rows, len(x))
+            room = _Room(rows, len(w), dtype, losses.dtype, x.device, tanh=wanted and head.cap is not None)
+            for start in range(0, len(x), head.rows):
+                part = slice(start, start + head.rows)
+                output = room.output(x[part], w, b)
+                if head.see is not None:
+                    head.see(output)
+                tanh = room.tanh(len(output))
+                logits = head.change(room.wide(output), tanh)
+                # The output has been copied, so the gradient may take its place; a bias wants its sum in fp32.
+                at_once = b is None and lifts is None and tanh is None and _casts_in_kernels(output)
+                losses[part], gradient = loss(logits, part, wanted, output if at_once else None)
                 if gradient is None:
                     continue
                 lift = own_lift = None
@@ -189,13 +210,15 @@ class _Chunked(torch.autograd.Function):
                     lifts[part] = lift = _lift(magnitude * largest)
                     # Those of d_weight are over positions; of numbers that add up to 0 none is above half of all.
                     own_lift = _lift(magnitude / 2 * len(gradient) * _largest(x[part]))
+                if tanh is not None:  # gradient *= 1 - tanh^2, without room for the factor
+                    torch.ops.aten.tanh_backward.grad_input(gradient, tanh, grad_input=gradient)
                 if d_bias is not None:
                     d_bias += gradient.sum(dim=0)
                 if d_hidden is not None:
                     torch.mm(room.narrow(gradient, lift), w, out=d_hidden[part])
                 if d_weight is not None:
                     _add_product(d_weight, room.narrow(gradient, own_lift).T, x[part], own_lift)
-        ctx.lifts = lifts
+        ctx.lifts, ctx.scale = lifts, head.scale
         # Attributes, not saved tensors: backward scales them in place and frees them at once.
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
@@ -206,6 +229,7 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         """factor: gradient of the sum, or of each loss [N]."""
         (d_hidden, d_weight, d_bias), ctx.gradients = ctx.gradients, None
+        factor = factor * ctx.scale
         hidden_type, weight_type, bias_type = ctx.types
         if d_hidden is not None:
             own = factor.reshape(-1, 1) if ctx.lifts is None else factor.reshape(-1, 1) / ctx.lifts
@@ -214,7 +238,7 @@ class _Chunked(torch.autograd.Function):
             d_weight = d_weight.mul_(factor).to(weight_type)
         if d_bias is not None:
             d_bias = d_bias.mul_(factor).to(bias_type)
-        return d_hidden, d_weight, d_bias, None, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None, None
 
 
 class _OfLogits(torch.autograd.Function):
@@ -250,21 +274,27 @@ class _Room:
     """Buffers for the logits of a part and values computed from them, allocated once for all parts: an allocation of
     this size comes from the operating system, which zeroes its pages each time."""
 
-    def __init__(self, rows: int, words: int, dtype: torch.dtype, wide: torch.dtype, device: torch.device):
-        """dtype: dtype of the matrix products. wide: dtype of the softmax."""
+    def __init__(
+        self, rows: int, words: int, dtype: torch.dtype, wide: torch.dtype, device: torch.device, *, tanh: bool
+    ):
+        """dtype: dtype of the matrix products. wide: dtype of the softmax. tanh: whether a cap's tanh is kept."""
         self._products = torch.empty(rows, words, dtype=dtype, device=device)
         self._softmax = self._products if wide == dtype else torch.empty(rows, words, dtype=wide, device=device)
+        self._tanh = torch.empty(rows, words, dtype=wide, device=device) if tanh else None
 
-    def logits(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def tanh(self, rows: int) -> torch.Tensor | None:
+        return None if self._tanh is None else self._tanh[:rows]
+
+    def output(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         found = self._products[: len(x)]
         if bias is None:
             return torch.mm(x, weight.T, out=found)
         return torch.addmm(bias, x, weight.T, out=found)
 
-    def wide(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the result of `logits` in the dtype of the softmax: [rows, V], to be overwritten."""
-        wide = self._softmax[: len(logits)]
-        return wide if wide.dtype == logits.dtype else wide.copy_(logits)
+    def wide(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the result of `output` in the dtype of the softmax: [rows, V], to be overwritten."""
+        wide = self._softmax[: len(output)]
+        return wide if wide.dtype == output.dtype else wide.copy_(output)
 
     def narrow(self, gradient: torch.Tensor, lift: torch.Tensor | None) -> torch.Tensor:
         """Return gradient * lift in the dtype of the products; overwrites the logits."""

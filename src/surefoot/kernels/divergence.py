@@ -109,18 +109,18 @@ class Whole:
 
     def log_probabilities(self, part: slice, dtype: torch.dtype, temperature: float) -> torch.Tensor:
         """Return log q at the temperature, [n, W]."""
-        logits = self._logits(part).to(dtype)
+        logits = self._logits(part, dtype)
         return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=1)
 
-    def _logits(self, part: slice) -> torch.Tensor:
+    def _logits(self, part: slice, dtype: torch.dtype) -> torch.Tensor:
         if self.hidden is None or self.head is None:
             assert self.logits is not None
-            return self.logits[part, : self.words]
-        dtype = operand_type(self.hidden.dtype, self.hidden.device)
+            return self.logits[part, : self.words].to(dtype)
+        narrow = operand_type(self.hidden.dtype, self.hidden.device)
         weight, bias = self.head.weight[: self.words], self.head.bias
         with torch.autocast(self.hidden.device.type, enabled=False):
-            own = None if bias is None else bias[: self.words].to(dtype)
-            return F.linear(self.hidden[part].to(dtype), weight.to(dtype), own)
+            own = None if bias is None else bias[: self.words].to(narrow)
+            return self.head.change(F.linear(self.hidden[part].to(narrow), weight.to(narrow), own).to(dtype))
 
 
 @dataclass(frozen=True)

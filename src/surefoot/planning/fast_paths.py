@@ -117,8 +117,6 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, sh
         return f"stage {stage} needs the whole distribution over the vocabulary"
     if sharder:
         return f"{sharder} hands the head its weights only while the model's own forward runs"
-    if model.family is not None and model.family.beyond_head:
-        return model.family.beyond_head
     if adapter is None:
         return f"stage {stage} weights each answer separately, and the head is trained" if method.weighs_answers else ""
     if model.head in adapter.targets.value or any(model.head.endswith(name) for name in adapter.modules_to_save):

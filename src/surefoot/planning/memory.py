@@ -387,8 +387,8 @@ def _frozen_bytes(work: Workload) -> int:
 
 def _logits(work: Workload, positions: int) -> int:
     """Bytes at the end of the forward pass. With the chunked loss: logits in the compute dtype, overwritten by their
-    gradient, and with 16 bits their fp32 softmax; a trained head also gets its gradient there, summed in fp32, and
-    under autocast the product of a chunk."""
+    gradient, with 16 bits their fp32 softmax, and with a cap its fp32 tanh; a trained head also gets its gradient
+    there, summed in fp32, and under autocast the product of a chunk."""
     if not work.logits:
         return 0
     vocab, cast = work.model.vocab, work.width if work.autocast else 0
@@ -397,4 +397,5 @@ def _logits(work: Workload, positions: int) -> int:
     if work.loss_rows is None:  # logits, their fp32 copy, the log-softmax, and the gradients of both
         return positions * vocab * (2 + 4 + 4 + 4 + 2 if work.autocast else 4 + 4 + 4) + compared
     head = vocab * work.model.hidden * (4 + cast) if work.adapter is None else 0
-    return min(positions, work.loss_rows) * vocab * (4 + cast) + head + compared
+    capped = 4 if work.model.logit_cap else 0
+    return min(positions, work.loss_rows) * vocab * (4 + cast + capped) + head + compared

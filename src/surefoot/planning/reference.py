@@ -68,6 +68,6 @@ def plan_teacher(teacher: TeacherFacts | None, work: Workload) -> tuple[Choice[s
         return Choice(teacher.path, teacher.other, "user"), work
     dtype = work.precision.unpacked if work.adapter else work.precision.compute.value
     why = f"a frozen model of {model.parameters:,} parameters in {dtype}, not sharded: every process has all of it"
-    whole = model.family is None or bool(model.family.beyond_head)  # its head cannot be computed outside of it
-    work = replace(work, beside=work.beside + frozen_bytes(model, work), other_logits=whole)
+    # Whether its head can be computed outside of it is only known of a described family.
+    work = replace(work, beside=work.beside + frozen_bytes(model, work), other_logits=model.family is None)
     return Choice(teacher.path, why, "user"), work

@@ -20,7 +20,6 @@ from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, unpacked
-from surefoot.kernels.chunked_loss import Head
 from surefoot.kernels.divergence import Whole
 from surefoot.methods.distill.served import KEY, open_model
 from surefoot.methods.distill.stored import META, is_stored, read_facts
@@ -31,12 +30,12 @@ from surefoot.methods.open_model import find_parts, open_for_use
 from surefoot.methods.reference import same_ids
 from surefoot.methods.reward_source import frozen_type, weights_fingerprint
 from surefoot.models.facts import facts_of
-from surefoot.models.fast.chunked_head import head_obstacle
+from surefoot.models.fast.chunked_head import changes_logits, head_obstacle, own_head
 from surefoot.models.fast.last_block import last_block_path
 from surefoot.models.fast.packing import documents_fault, packed_attention
 from surefoot.models.fast.pointwise import fused_paths
 from surefoot.models.folder import resolve_folder, stored_tensors
-from surefoot.models.forward import causal_model, hidden_at, logits_at, output_head
+from surefoot.models.forward import causal_model, hidden_at, logits_at
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import inference_mode
 from surefoot.models.saved_adapter import is_adapter
@@ -137,7 +136,8 @@ def open_teacher(config: RunConfig, plan: RunPlan, loaded: LoadedModels, notify:
         notify(f"the teacher was trained with the template {names}: it has not seen such prompts")
     model = opened.model.to(loaded.engine.device).eval().requires_grad_(False)
     packs = install_paths(model, plan, loaded.policy, facts_of(opened.base).window, notify)
-    return teacher_of(model, student_rows(loaded.policy), None if packs else plan.tokenizer.pad_id)
+    pad_id, chunked = None if packs else plan.tokenizer.pad_id, plan.kernels.loss.value != PLAIN
+    return teacher_of(model, student_rows(loaded.policy), pad_id, chunked=chunked)
 
 
 @dataclass(frozen=True)
@@ -191,14 +191,16 @@ def install_paths(model: nn.Module, plan: RunPlan, policy: nn.Module, window: in
     return packs or form == PLAIN
 
 
-def teacher_of(model: nn.Module, rows: int, pad_id: int | None = None) -> Teacher:
+def teacher_of(model: nn.Module, rows: int, pad_id: int | None = None, *, chunked: bool = True) -> Teacher:
     """Return a model as the teacher.
 
     rows: token ids of the student.
     pad_id: fills rows that the teacher gets padded though the student's are packed; None: it takes them as they are.
+    chunked: whether the student's head is computed outside of it. A model that changes its logits rounds them in its
+        own type, the chunked head does not: equal models then have to take the same way.
     """
-    head = output_head(model)
-    plain = not head_obstacle(model)
+    apart = not head_obstacle(model) and (chunked or not changes_logits(model))
+    head = own_head(model, 1) if apart else None
     words = min(rows, causal_model(model).config.get_text_config().vocab_size)
 
     def teacher(batch: Batch, places: torch.Tensor) -> Whole:
@@ -206,9 +208,8 @@ def teacher_of(model: nn.Module, rows: int, pad_id: int | None = None) -> Teache
         if own is not batch:
             places, _ = supervised_places(own)
         with inference_mode(model):
-            if not plain:
+            if head is None:
                 return Whole(None, None, logits_at(model, own, places), words)
-            assert isinstance(head, nn.Linear)
-            return Whole(hidden_at(model, own, places), Head(head.weight, head.bias, 1), None, words)
+            return Whole(hidden_at(model, own, places), head, None, words)
 
     return teacher

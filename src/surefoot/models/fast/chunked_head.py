@@ -5,9 +5,9 @@
     if head is not None:
         loss = summed_loss(hidden_at(model, batch, places), head, targets)
 
-The head can be computed outside of the model only if it is a plain linear layer whose output is the model's logits;
-`head_obstacle` says what prevents it. Gemma 2 caps its logits, Granite and Cohere scale them; a head with an adapter or
-in PEFT's modules_to_save is not a plain linear layer.
+The head can be computed outside of the model only if it is a plain linear layer, and the model does no more to its
+output than config.json says: Gemma 2 caps its logits, Granite and Cohere scale them. `head_obstacle` says what prevents
+it; a head with an adapter or in PEFT's modules_to_save is not a plain linear layer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,14 +23,16 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
+from surefoot.families.logits import read_logit_change
 from surefoot.kernels.chunked_loss import Head
 from surefoot.models.fast import FastPath, Undo
-from surefoot.models.forward import language_models, output_head, short_pass
+from surefoot.models.forward import causal_model, language_models, output_head, short_pass
 from surefoot.models.modes import eval_mode
 
 _ROWS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # output head -> rows; a copy of a model has no entry
 _SEERS: WeakKeyDictionary[nn.Module, Callable[[torch.Tensor], None]] = WeakKeyDictionary()
 _FAR = 64.0  # logits this large would show a cap
+_ROUNDINGS = 4  # of a division, a tanh and a product
 
 
 def loss_path(rows: int) -> FastPath:
@@ -54,12 +57,28 @@ def loss_path(rows: int) -> FastPath:
 
 def chunked_head(model: nn.Module) -> Head | None:
     """Return the head of the language model in `model` if the path is installed, else None."""
+    rows = _ROWS.get(output_head(model))
+    return None if rows is None else own_head(model, rows)
+
+
+def own_head(model: nn.Module, rows: int) -> Head:
+    """Return the head of the language model in `model`, which has no `head_obstacle`. rows: see `Head`."""
     head = output_head(model)
-    rows = _ROWS.get(head)
-    if rows is None:
-        return None
     assert isinstance(head, nn.Linear)
-    return Head(head.weight, head.bias, rows, _SEERS.get(head))
+    return Head(head.weight, head.bias, rows, *_change_of(causal_model(model)), _SEERS.get(head))
+
+
+def changes_logits(model: nn.Module) -> bool:
+    """Whether config.json says that the language model in `model` scales or caps its head's output."""
+    return _change_of(causal_model(model)) != (1.0, None)
+
+
+def _change_of(model: PreTrainedModel) -> tuple[float, float | None]:
+    return read_logit_change(partial(_value, model.config.get_text_config()))
+
+
+def _value(config: Any, key: str) -> Any:
+    return getattr(config, key, None)
 
 
 @contextmanager
@@ -84,21 +103,22 @@ def head_obstacle(model: nn.Module) -> str:
     if is_parametrized(head) or head._forward_pre_hooks or head._forward_hooks:
         return "its output head has hooks or a parametrization"
     (base,) = language_models(model)
-    return "" if _logits_are_the_heads(base, head) else "the model caps or scales its logits"
+    return "" if _changes_as_said(base, own_head(base, 1)) else "the model changes its logits in a way of its own"
 
 
-def _logits_are_the_heads(model: PreTrainedModel, head: nn.Linear) -> bool:
-    """Whether the model returns its head's output unchanged. Tested with fixed numbers in place of the head's output,
-    so that the result depends neither on the weights nor on the size of the logits."""
-    shown = torch.linspace(-_FAR, _FAR, head.out_features, device=head.weight.device)
+def _changes_as_said(model: PreTrainedModel, head: Head) -> bool:
+    """Whether the model does to its head's output what config.json says. Tested with fixed numbers in place of the
+    head's output, so that the result depends neither on the weights nor on the size of the logits."""
+    shown = torch.linspace(-_FAR, _FAR, len(head.weight), device=head.weight.device)
 
     def show(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        return shown.to(output.dtype).expand_as(output)
+        return shown.expand_as(output)
 
-    hook = head.register_forward_hook(show)
+    hook = output_head(model).register_forward_hook(show)
     try:
         with eval_mode(model):
             logits = short_pass(model).logits
     finally:
         hook.remove()
-    return torch.equal(logits, shown.to(logits.dtype).expand_as(logits))
+    said = head.change(shown.clone()).to(logits.dtype).expand_as(logits)
+    return torch.allclose(logits, said, rtol=_ROUNDINGS * torch.finfo(logits.dtype).eps, atol=0)
