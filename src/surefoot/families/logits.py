@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_CAP = "final_logit_softcapping"  # Gemma 2 and later: tanh at this height
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Gemma 2 and later, RecurrentGemma: tanh at this height
 _FACTORS = ("logit_scale", "lm_head_multiplier")  # Command R; Falcon-H1
-_DIVISOR = "logits_scaling"  # Granite
+_DIVISORS = ("logits_scaling",)  # Granite
 
 
 def read_logit_change(get: Callable[[str], Any]) -> tuple[float, float | None]:
@@ -15,10 +15,11 @@ def read_logit_change(get: Callable[[str], Any]) -> tuple[float, float | None]:
 
     get: returns a key's value, None where it is missing.
     """
-    factor = next((float(value) for value in map(get, _FACTORS) if _is_number(value)), 1.0)
-    divisor, cap = get(_DIVISOR), get(_CAP)
-    return factor / divisor if _is_number(divisor) else factor, float(cap) if _is_number(cap) else None
+    factor, divisor, cap = (_first(get, keys) for keys in (_FACTORS, _DIVISORS, _CAPS))
+    return (factor or 1.0) / (divisor or 1.0), cap
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def _first(get: Callable[[str], Any], keys: tuple[str, ...]) -> float | None:
+    """Return the first of the keys' values that is a positive number."""
+    numbers = (value for value in map(get, keys) if isinstance(value, int | float) and not isinstance(value, bool))
+    return next((float(value) for value in numbers if value > 0), None)

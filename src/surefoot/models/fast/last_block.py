@@ -123,6 +123,8 @@ class _Pruned:
         """Compute the layer at `places`, [1, N, H]."""
         norm, layer = self.block.norm, self.block.layer
         with self._computing(hidden if norm is None else norm(hidden), places), computed_once(layer):
+            # Gemma 4's layers get more than hidden states for each position.
+            args = tuple(_at(one, places) if _is_by_position(one, hidden) else one for one in args)
             return self.plain(_at(hidden, places), *args, **kwargs)
 
     @contextmanager
@@ -161,6 +163,10 @@ def _evened(places: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return places
     unread = torch.ones(rows, dtype=torch.bool, device=hidden.device).index_fill_(0, places, False)
     return torch.cat([places, unread.nonzero().squeeze(1)[: count - len(places)]])
+
+
+def _is_by_position(value: Any, hidden: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 2 and value.shape[:2] == hidden.shape[:2]
 
 
 def _at(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
