@@ -140,6 +140,13 @@ def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> tor
     return _losses(hidden, head, CrossEntropy(targets), summed=False)
 
 
+def head_output(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x W' + b, [n, V]; in `out` where it is given. `F.linear` may round 16 bits otherwise."""
+    return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
+
+
 @torch.no_grad()
 def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     """Return the most likely token at every position, [N]."""
@@ -147,7 +154,7 @@ def first_choices(hidden: torch.Tensor, head: Head) -> torch.Tensor:
     weight, bias = _cast(head.weight, head.bias, operand_type(hidden.dtype, hidden.device))
     with torch.autocast(hidden.device.type, enabled=False):
         parts = hidden.to(weight.dtype).split(head.rows)
-        return torch.cat([F.linear(part, weight, bias).argmax(dim=-1) for part in parts])
+        return torch.cat([head_output(part, weight, bias).argmax(dim=-1) for part in parts])
 
 
 def plain_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
@@ -286,10 +293,7 @@ class _Room:
         return None if self._tanh is None else self._tanh[:rows]
 
     def output(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        found = self._products[: len(x)]
-        if bias is None:
-            return torch.mm(x, weight.T, out=found)
-        return torch.addmm(bias, x, weight.T, out=found)
+        return head_output(x, weight, bias, self._products[: len(x)])
 
     def wide(self, output: torch.Tensor) -> torch.Tensor:
         """Return the result of `output` in the dtype of the softmax: [rows, V], to be overwritten."""

@@ -29,8 +29,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from surefoot.kernels.chunked_loss import Head
-from surefoot.kernels.operands import operand_type
+from surefoot.kernels.chunked_loss import Head, head_output
 
 
 def divergence(log_p: torch.Tensor, log_q: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +81,7 @@ class Known(Protocol):
 class Whole:
     """A teacher in memory: the input of its head, whose logits are computed where they are compared, or its logits.
 
-    hidden: [N, H] of its own H; None: the logits are known.
+    hidden: [N, H] of its own H, in the dtype of the head's product; None: the logits are known.
     head: the teacher's output head.
     logits: [N, V] of its own V.
     words: see `Known`.
@@ -116,11 +115,10 @@ class Whole:
         if self.hidden is None or self.head is None:
             assert self.logits is not None
             return self.logits[part, : self.words].to(dtype)
-        narrow = operand_type(self.hidden.dtype, self.hidden.device)
-        weight, bias = self.head.weight[: self.words], self.head.bias
-        with torch.autocast(self.hidden.device.type, enabled=False):
-            own = None if bias is None else bias[: self.words].to(narrow)
-            return self.head.change(F.linear(self.hidden[part].to(narrow), weight.to(narrow), own).to(dtype))
+        x, bias = self.hidden[part], self.head.bias
+        with torch.autocast(x.device.type, enabled=False):
+            own = None if bias is None else bias[: self.words].to(x.dtype)
+            return self.head.change(head_output(x, self.head.weight[: self.words].to(x.dtype), own).to(dtype))
 
 
 @dataclass(frozen=True)

@@ -169,9 +169,9 @@ def test_a_teacher_needs_no_gradient_and_stays_as_it_is(world, tmp_path, monkeyp
     seen = []
     real = teachers.teacher_of
 
-    def watched(model, *args):
+    def watched(model, *args, **named):
         seen.append((model, {name: one.clone() for name, one in model.state_dict().items()}))
-        return real(model, *args)
+        return real(model, *args, **named)
 
     monkeypatch.setattr(teachers, "teacher_of", watched)
     run(config_of(world, tmp_path / "run", "full"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers.architectures import LLAMA, build
+from helpers.architectures import GEMMA2, LLAMA, build
 from surefoot.data.batching.batch import DrawnBatch, Example
 from surefoot.data.batching.loader import Layout, to_batch
 from surefoot.methods.distill import teacher as teachers
@@ -78,6 +78,25 @@ def test_padding_packing_order_and_micro_batches_change_nothing(student, other, 
         undos[0]()
     finally:
         undo()
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_a_teacher_that_is_the_student_gives_exactly_nothing_under_autocast(cap):
+    """A model caps in bf16, the chunked head in fp32: both have to take the same way."""
+    torch.manual_seed(0)
+    model = build(GEMMA2 | {"final_logit_softcapping": cap}, device="cpu").eval()
+    batch = to_batch(examples(), Layout(0))
+
+    def loss(**how) -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            objective = distill_objective(DistillSettings(0.5, 1.0, 0.0), teacher_of(model, 320, **how))
+            return float(objective(model, batch).loss)
+
+    assert loss(chunked=False) == 0
+    assert cap is None or loss(chunked=True) > 0  # twin: the student's head is not
+    undo = loss_path(rows=3).install(model)
+    assert loss(chunked=True) == 0
+    undo()
 
 
 def test_twin_a_teacher_of_other_rows_is_seen(student, other):

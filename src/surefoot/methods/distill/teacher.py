@@ -21,6 +21,7 @@ from torch import nn
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, unpacked
 from surefoot.kernels.divergence import Whole
+from surefoot.kernels.operands import operand_type
 from surefoot.methods.distill.served import KEY, open_model
 from surefoot.methods.distill.stored import META, is_stored, read_facts
 from surefoot.methods.losses.distill import Teacher
@@ -210,6 +211,8 @@ def teacher_of(model: nn.Module, rows: int, pad_id: int | None = None, *, chunke
         with inference_mode(model):
             if head is None:
                 return Whole(None, None, logits_at(model, own, places), words)
-            return Whole(hidden_at(model, own, places), head, None, words)
+            hidden = hidden_at(model, own, places)
+            # Here, under the student's autocast: where it is compared, there is none.
+            return Whole(hidden.to(operand_type(hidden.dtype, hidden.device)), head, None, words)
 
     return teacher
