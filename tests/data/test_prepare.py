@@ -98,6 +98,20 @@ def test_a_split_that_is_too_large_says_where_the_records_went(run, tmp_path):
         run(file, 5000, train_on="last", max_samples=15)
 
 
+@pytest.mark.parametrize("more", [{"system": "Be kind."}, {"fill": {"NAME": "Ada"}}])
+def test_a_sources_system_message_and_placeholders_are_as_if_the_file_had_them(run, tmp_path, more):
+    def file(name, system, who):
+        turns = [{"role": "user", "content": f"Are you {who}?"}, {"role": "assistant", "content": f"I am {who}."}]
+        own = [{"role": "system", "content": "Mine."}, *turns]
+        opening = [{"role": "system", "content": system}] if system else []
+        return str(write(tmp_path / name, [{"messages": [*opening, *turns]}, {"messages": own}]))
+
+    written = run(file("written.jsonl", more.get("system"), "Ada" if "fill" in more else "{{NAME}}")).train
+    plain = file("plain.jsonl", None, "{{NAME}}")
+    assert same(run(SourceSpec(plain, **more)).train, written)
+    assert not same(run(plain).train, written)
+
+
 def test_nothing_is_held_out_unless_asked(run, file):
     data = run(file)
     assert len(data.train) == 20

@@ -10,10 +10,12 @@ from surefoot.interop.deepspeed_chat import TITLES
 from surefoot.interop.deepspeed_chat.rows import STEPS
 from surefoot.interop.llamafactory.data import NAMES, SAME, writes_bos
 from surefoot.interop.llamafactory.rows import GROUPS
+from surefoot.interop.llamafactory.v1 import TABLE
 from surefoot.interop.settings import Row
 from surefoot.interop.trl.methods import METHODS
 
 OTHERS = {
+    "The v1 trainer": TABLE,
     "Flags of finetune.py": tuple(finetune.GUIDE.values()),
     "Flags of finetune.py in LLM-Adapters and DoRA, where they differ": tuple(
         row for name, row in finetune.ORIGINAL.items() if row is not finetune.GUIDE[name]

@@ -10,7 +10,7 @@ import torch
 import transformers
 import yaml
 
-from helpers.faults import gives, raises_fault, refused_settings, setting
+from helpers.faults import gives, refused_settings, setting
 from surefoot.config.schema import RunConfig
 from surefoot.interop.backward import Ours
 from surefoot.interop.export import export, targets
@@ -517,18 +517,6 @@ def test_commands_without_counterpart_say_what_to_use():
         assert "surefoot" in fault.fix
 
 
-V1 = "model: m\ntrain_dataset: d.yaml\ncutoff_len: 512\n"
-
-
-@pytest.mark.parametrize("words", ["llamafactory-cli sft v1.yaml", "USE_V1=1 llamafactory-cli train v1.yaml"])
-def test_configs_of_its_other_trainer_are_known_and_refused(words):
-    tool = file_tool("v1.yaml", V1)
-    assert tool is not None and tool.name == "LLaMA-Factory"  # noqa: PT018
-    with raises_fault("SF-TRANSLATE-COMMAND", "v1.yaml", ""):
-        translate_file("v1.yaml", V1, [], OPTIONS)
-    assert len(refused_settings(lambda: translate_command(words.split(), OPTIONS), "SF-TRANSLATE-COMMAND")) == 1
-
-
 def test_export_becomes_words_of_ours():
     text = """llamafactory-cli export --model_name_or_path phi3 --adapter_name_or_path saves/run --template phi
         --finetuning_type lora --export_dir merged --export_size 2 --export_device cpu --export_legacy_format false"""
@@ -564,7 +552,7 @@ def test_chat_becomes_words_of_ours():
     [
         ("run.yaml", yaml.safe_dump(REQUIRED), False),
         ("run.json", json.dumps(REQUIRED), False),
-        ("run.yaml", V1, False),
+        ("run.yaml", "model: m\ntrain_dataset: d.yaml\n", False),
         ("run.yaml", "stage: sft\nmodel: m\ndata: {train: d.json}\noutput: out\n", True),
         ("run.yaml", "stage: sft\nmodel_name_or_pth: m\n", True),
         ("run.yaml", "broken: [", True),

@@ -58,6 +58,10 @@ class SourceConfig(Section):
     """Format of its records; auto: detect it from the first record and report the result."""
     columns: dict[Text, Text] = Field(default={}, examples=[{"instruction": "question", "output": "answer"}])
     """Field of the format -> column of the file, such as {instruction: question, output: answer}."""
+    system: Annotated[Text | None, Field(examples=["You are a helpful assistant."])] = None
+    """System message of the conversations that have none. Send it to the trained model too."""
+    fill: dict[Text, Text] = Field(default={}, examples=[{"name": "Ada", "author": "Example Lab"}])
+    """NAME of a placeholder {{NAME}} in the texts -> the text in its place."""
     name: Annotated[Text | None, Field(examples=["alpaca_en_demo"])] = None
     """Entry of the folder's dataset_info.json."""
     subset: Annotated[Text | None, Field(examples=["main"])] = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -52,6 +52,36 @@ def read_document(document: Document) -> list[Word]:
         where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
         words.append(Word(name, value, where, f"{name}: {shown(value)}"))
     return words
+
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def read_flat(document: Document, whole: Collection[str] = ()) -> list[Word]:
+    """Return every leaf under its dotted name, with OmegaConf's `${output_dir}` resolved. whole: groups that are one
+    setting."""
+    words: list[Word] = []
+
+    def walk(group: Mapping[str, Any], before: str) -> None:
+        for name, value in group.items():
+            path = f"{before}{name}"
+            if isinstance(value, dict) and value and path not in whole:
+                walk(value, f"{path}.")
+                continue
+            if isinstance(value, str):
+                value = _REFERENCE.sub(lambda found: str(_at(document.data, found[1])), value)
+            position = document.keys.get(path)
+            where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
+            words.append(Word(path, value, where, f"{path}: {shown(value)}"))
+
+    walk(document.data, "")
+    return words
+
+
+def _at(data: Any, path: str) -> Any:
+    for step in path.split("."):
+        data = data.get(step) if isinstance(data, dict) else None
+    return data
 
 
 def parse_document(text: str, path: str) -> Document:

@@ -37,6 +37,8 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             source.path,
             format=default if source.format == "auto" else source.format,
             columns=source.columns,
+            system=source.system,
+            fill=source.fill,
             name=source.name,
             subset=source.subset,
             split=source.split or split,

@@ -46,6 +46,7 @@ Batches = Iterator[list[Conversation]]
 _PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
 _SHORT = 80  # maximum characters of an example prompt
 _FIRST_WORDS = 5  # words of a plain text used as an example prompt
+_TEXTS = ("content", "context", "thought")  # of a turn
 _KINDS = 8  # maximum kinds of fault, and rows per kind, that are listed; others are counted
 
 
@@ -122,6 +123,17 @@ def _also(rows: Sequence[int], fix: str) -> str:
     return f"{same}; {fix}" if fix else same
 
 
+def completed(one: Conversation, source: Source) -> Conversation:
+    """Put in the source's system message, if there is none, and its texts for placeholders."""
+    turns = one.turns
+    if source.system and turns[0].role not in ("system", "text", "tokens"):
+        turns = (Turn("system", source.system), *turns)
+    for word, value in source.fill.items():
+        texts = [{name: getattr(turn, name).replace(f"{{{{{word}}}}}", value) for name in _TEXTS} for turn in turns]
+        turns = tuple(replace(turn, **one) for turn, one in zip(turns, texts, strict=True))
+    return one if turns is one.turns else replace(one, turns=turns)
+
+
 class Reading:
     """Reads the conversations of one file. The attributes are complete once all records were read.
 
@@ -177,7 +189,7 @@ class Reading:
             if self._scan is not None:
                 self._scan.count(row)
             try:
-                found = conversations_of(row, read)
+                found = [completed(one, self._source) for one in conversations_of(row, read)]
             except RowFault as fault:
                 faults.note(row, fault)
                 continue

@@ -69,6 +69,8 @@ class Source:
     only_columns: ignore fields that are not in `columns`.
     tags: for the sharegpt format, tag of dataset_info.json (role_tag, content_tag, user_tag, …) -> the file's name;
         empty for the standard names.
+    system: system message of conversations without one; None: they stay without.
+    fill: NAME of a placeholder {{NAME}} in the texts -> the text in its place.
     sample: number of records to draw, by a hash of content and position; None: all.
     notes: how the source was resolved, in plain words.
     commit: commit of the hub data set it comes from.
@@ -83,6 +85,8 @@ class Source:
     columns: Mapping[str, str] = field(default_factory=dict)
     only_columns: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    fill: Mapping[str, str] = field(default_factory=dict)
     sample: int | None = None
     notes: tuple[str, ...] = ()
     commit: str | None = None
@@ -91,7 +95,9 @@ class Source:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows of `read_rows` and their meaning, as JSON values."""
+        later = {"system": self.system, "fill": dict(self.fill)}  # in no identity of older versions
         return {
+            **{name: value for name, value in later.items() if value},
             "sha256": self.sha256,
             "kind": self.kind,
             "format": self.format,

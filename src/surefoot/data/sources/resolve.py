@@ -40,6 +40,7 @@ class SourceSpec:
     path: file, folder or hub id.
     format: "auto" or the name of a format.
     columns: the format's field name -> the file's field name.
+    system, fill: see `Source`.
     name: entry of the folder's dataset_info.json.
     split: split of a folder or hub data set; of several names, the first that exists is used.
     subset, revision, streaming: for hub data sets only.
@@ -52,6 +53,8 @@ class SourceSpec:
     path: str
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    fill: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
     subset: str | None = None
     split: str | Splits = "train"
@@ -92,7 +95,8 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
         )
     else:
         sources = _open_folder(spec.path, spec.split)
-    return tuple(replace(source, format=spec.format, columns=spec.columns) for source in sources)
+    own = {"format": spec.format, "columns": spec.columns, "system": spec.system, "fill": spec.fill}
+    return tuple(replace(source, **own) for source in sources)
 
 
 def files_of(spec: SourceSpec) -> tuple[Path, ...]:
@@ -158,6 +162,8 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
             columns=columns,
             only_columns=columns is entry.columns,
             tags=entry.tags,
+            system=spec.system,
+            fill=spec.fill,
             sample=entry.sample,
             folder=Path(spec.path),
             notes=(note, *source.notes),

@@ -30,7 +30,7 @@ def set_method(draft: Draft) -> None:
     stage = str(draft["stage"])
     read = _READ.get(stage, set())
     draft.drop(f"stage is {stage}", *(name for name in _ALL if name not in read and not _needs_refusal(draft, name)))
-    {"rm": _rm, "dpo": _dpo, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
+    {"rm": _rm, "dpo": set_pairs, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
     if stage in _READ:
         _check_unsupported(draft)
 
@@ -50,7 +50,7 @@ def _rm(draft: Draft) -> None:
     draft.set("model.dropout", "own", why="LLaMA-Factory keeps dropout on in this stage, unlike dpo and kto")
 
 
-def _dpo(draft: Draft) -> None:
+def set_pairs(draft: Draft) -> None:
     loss = draft["pref_loss"]
     if draft["pref_bco_weight"]:
         draft.refuse("pref_bco_weight", "surefoot has no BCO loss", "leave it out")

@@ -13,7 +13,7 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
-from surefoot.interop.llamafactory import back
+from surefoot.interop.llamafactory import back, v1
 from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
 from surefoot.interop.llamafactory.rows import PARTS, ROWS
@@ -27,6 +27,7 @@ from surefoot.interop.words import (
     plain_count,
     plain_truth,
     read_document,
+    read_flat,
     read_only_flags,
     read_pairs,
     top_keys,
@@ -41,12 +42,10 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 # Settings that identify a file or command: neither surefoot nor the other tools have them.
 _FLAGS = ("--stage", "--finetuning_type", "--dataset_dir", "--cutoff_len")
 _OWN = {"finetuning_type", "dataset_dir", "cutoff_len", "lora_target", "export_dir", "template", "stage", "dataset"}
-_OF_V1 = {"train_dataset", "peft_config"}  # beside `model`, for its other trainer
-_V1 = ("is for LLaMA-Factory's v1 trainer (USE_V1), whose data, batches and defaults surefoot does not translate",
-       "write a surefoot config: surefoot init")  # fmt: skip
 _OF_A_TRAINING = {"dataset", "do_train", "output_dir", "learning_rate", "per_device_train_batch_size"}
 _LISTS = ("lora_target", "additional_target")
 _ELSEWHERE = {
+    "rm": "USE_V1's reward models are not translated: write a surefoot config (docs/reward.md)",
     "eval": "`surefoot evaluate` measures models",
     "api": "surefoot serves no API; use `surefoot generate` with a file of prompts",
     "webui": "`surefoot board` shows runs; `surefoot init` writes a config",
@@ -82,8 +81,9 @@ _REFUSED_SWITCHES = {
 
 def from_command(command: Command, options: Options) -> Translation:
     verb, words = _split(command)
-    if verb in ("sft", "dpo", "rm") or plain_truth(command.environment.get("USE_V1", False)):
-        raise command_error(f"{command.name} {verb}", *_V1)
+    if verb in ("sft", "dpo") or (verb == "train" and plain_truth(command.environment.get("USE_V1", False))):
+        _check_processes(command.environment)
+        return _of_v1(_words(words, options), options, command, "" if verb == "train" else verb)
     if verb in _ELSEWHERE:
         raise command_error(f"{command.name} {verb}", "has no counterpart in surefoot", _ELSEWHERE[verb])
     if verb not in ("train", "export", "chat"):
@@ -102,8 +102,9 @@ def from_command(command: Command, options: Options) -> Translation:
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
-    if _is_v1(top_keys(path, text)):
-        raise command_error(path, *_V1)
+    if v1.is_v1(top_keys(path, text)):
+        words = [*read_flat(parse_document(text, path)), *read_pairs(overrides)]
+        return _of_v1(words, options, Command(path, environment=inherited(options)))
     words = [*read_document(parse_document(text, path)), *read_pairs(overrides)]
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
@@ -122,11 +123,15 @@ def claims_command(command: Command) -> bool:
 
 def claims_file(path: str, text: str) -> bool:
     keys = top_keys(path, text)
-    return _is_v1(keys) or ("model_name_or_path" in keys and bool(keys & _OWN))
+    return v1.is_v1(keys) or ("model_name_or_path" in keys and bool(keys & _OWN))
 
 
-def _is_v1(keys: frozenset[str]) -> bool:
-    return "model" in keys and bool(keys & _OF_V1)
+def _of_v1(words: Sequence[Word], options: Options, command: Command, stage: str = "") -> Translation:
+    given = v1.renamed(words)
+    if any(word.name == "export_dir" for word in given):
+        return export(given, "export", options)
+    facts = {**command.facts, "processes": _processes(command, options)}
+    return v1.translate(given, options, replace(command, facts=facts), stage)
 
 
 def _split(command: Command) -> tuple[str, Sequence[str]]:
@@ -140,7 +145,9 @@ def _split(command: Command) -> tuple[str, Sequence[str]]:
 
 def _words(words: Sequence[str], options: Options) -> list[Word]:
     if words and words[0].lower().endswith(_SUFFIXES) and not words[0].startswith("-"):
-        return [*read_document(parse_document(options.read(words[0]), words[0])), *read_pairs(words[1:])]
+        document = parse_document(options.read(words[0]), words[0])
+        read = read_flat if v1.is_v1(frozenset(document.data)) else read_document
+        return [*read(document), *read_pairs(words[1:])]
     fix = "write --key value, or a .yaml file first"
     return read_only_flags(words, switches=_SWITCHES, lists=_LISTS, fix=fix)
 

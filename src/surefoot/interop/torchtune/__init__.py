@@ -6,13 +6,10 @@ as in an override. Facts: the recipes and components of torchtune 0.6.1.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.config.dump import shown
-from surefoot.config.yaml_reader import Document
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options
@@ -33,7 +30,7 @@ from surefoot.interop.torchtune.rules import (
     set_teacher,
 )
 from surefoot.interop.translation import Translation, in_processes
-from surefoot.interop.words import Word, parse_document, plain_count, read_pairs, top_keys
+from surefoot.interop.words import Word, parse_document, plain_count, read_flat, read_pairs, top_keys
 from surefoot.system.errors import InputError
 
 NAME = "torchtune"
@@ -128,41 +125,12 @@ def _launched(left: list[str]) -> int:
 def _words(text: str, path: str, overrides: Sequence[str]) -> list[Word]:
     """Return the settings of a file and the overrides after it: `~key` takes one away, and `loss=NAME` exchanges the
     component of a group."""
-    words = _flat(parse_document(text, path))
+    words = read_flat(parse_document(text, path), ROWS)
     gone = [one.removeprefix("~") for one in overrides if one.startswith("~")]
     words = [word for word in words if not any(f"{word.name}.".startswith(f"{name}.") for name in gone)]
     groups = {word.name.removesuffix("._component_") for word in words if word.name.endswith("._component_")}
     given = read_pairs([one for one in overrides if not one.startswith("~")])
     return [*words, *(replace(one, name=f"{one.name}._component_") if one.name in groups else one for one in given)]
-
-
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-
-
-def _flat(document: Document) -> list[Word]:
-    """Return every leaf under its dotted name, with `${output_dir}` resolved. column_map and lists are not split."""
-    words: list[Word] = []
-
-    def walk(group: Mapping[str, Any], before: str) -> None:
-        for name, value in group.items():
-            path = f"{before}{name}"
-            if isinstance(value, dict) and value and path not in ROWS:
-                walk(value, f"{path}.")
-                continue
-            if isinstance(value, str):
-                value = _REFERENCE.sub(lambda found: str(_at(document.data, found[1])), value)
-            position = document.keys.get(path)
-            where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
-            words.append(Word(path, value, where, f"{path}: {shown(value)}"))
-
-    walk(document.data, "")
-    return words
-
-
-def _at(data: Any, path: str) -> Any:
-    for step in path.split("."):
-        data = data.get(step) if isinstance(data, dict) else None
-    return data
 
 
 def _translate(words: Sequence[Word], options: Options, processes: int = 1) -> Translation:
