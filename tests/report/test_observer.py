@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import json
+import math
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -202,6 +204,23 @@ def test_elapsed_time_goes_on_and_never_back(tmp_path):
     )
     observer.evaluation(report, RunState(step=3), improved=True)
     assert clock_seconds(observer.rows[-1]["elapsed_time"]) >= 600
+
+
+@pytest.mark.parametrize(("guess", "said"), [(-5.0, True), (1e3, False), (math.inf, False)])
+def test_a_first_loss_above_that_of_guessing_is_a_caution(tmp_path, guess, said):
+    observer = RunObserver(
+        Console(io.StringIO()),
+        tmp_path,
+        total_steps=TOTAL,
+        log_every=1,
+        epoch=lambda step: 0.0,
+        peak_memory=lambda: None,
+        guess=guess,
+    )
+    with observer:
+        run_loop(make_job(tmp_path, toy_engine(), observer), RunState(), observer, StopRequest())
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [event["step"] for event in events if event["kind"] == "caution"] == [1] * said
 
 
 def test_a_run_that_diverges_leaves_rows_that_say_so(tmp_path):

@@ -44,7 +44,7 @@ _OTHERS = {  # key -> names in other tools
     "optim.betas": "adam_beta1 adam_beta2",
     "optim.eps": "adam_epsilon",
     "optim.max_grad_norm": "gradient_clipping clip_grad_norm",
-    "duration": "epochs num_epochs num_train_epochs max_steps",
+    "duration": "epochs num_epochs num_train_epochs steps max_steps num_steps",
     # log, save, evaluate
     "log_every": "logging_steps log_interval",
     "eval_every": "eval_steps eval_step eval_strategy evals_per_epoch",

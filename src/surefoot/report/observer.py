@@ -7,6 +7,7 @@ leaving it restores the terminal and records how the loop ended, also after an e
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,8 @@ from surefoot.training.state import RunState
 if TYPE_CHECKING:
     from surefoot.data.batching.batch import RecordName
 
+_WORSE = 1.0  # nats above guessing; a base of random weights is at most some tenths above
+
 
 class RunObserver:
     """The observer of `training.loop.run_loop` on rank 0.
@@ -41,6 +44,7 @@ class RunObserver:
     on_row: called with every row once it is written.
     unit: what a loss is the mean over.
     seed: the run's seed.
+    guess: loss of a model that gives every token the same probability; infinite: its loss is no cross entropy.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class RunObserver:
         on_row: Callable[[Row], None] | None = None,
         unit: Unit = "tokens",
         seed: int = 0,
+        guess: float = math.inf,
     ):
         elapsed_before = clock_seconds(rows[-1].get("elapsed_time", "0:00:00")) if rows else 0.0
         self.rows: list[Row] = list(rows)
@@ -66,7 +71,7 @@ class RunObserver:
         self._pace = pace or Pace(elapsed_before=elapsed_before)
         self._run, self._log, self._on_row = run, run / NAME, on_row
         self._unit: Unit = unit
-        self._started, self._step = start_step, start_step
+        self._started, self._step, self._guess = start_step, start_step, guess
         self._flight = FlightRing(run, seed, start_step)
         self.progress = Progress(console, total_steps, log_every=log_every, start_step=start_step)
 
@@ -109,6 +114,8 @@ class RunObserver:
             self._note("spike", sentence)
             self.progress.event(sentence, style="yellow")
         self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped)
+        if report.step == 1 and report.loss is not None and report.loss > self._guess + _WORSE:
+            self.caution(wording.worse_than_guessing(report.loss, self._guess))
         if report.profile is not None:
             append_profile(self._run, report.step, report.profile)
             self.progress.event(wording.profile_line(report.step, report.profile))

@@ -105,6 +105,13 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
     )
 
 
+def worse_than_guessing(loss: float, guess: float) -> str:
+    return (
+        f"the first loss, {number(loss)}, is above {number(guess)}, that of a model which gives every token the same "
+        "probability: such a base usually has weights of another model or another tokenizer"
+    )
+
+
 def spike_sentence(report: StepReport) -> str:
     return (
         f"step {report.step}: gradient norm {report.grad_norm:.4g} is far above those of earlier steps; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,11 +95,21 @@ def _embedding_name(model: nn.Module) -> str:
 
 
 def open_observer(
-    run: PreparedRun, loaded: LoadedModels, console: Console, on_row: Callable[[Row], None] | None = None
+    run: PreparedRun,
+    loaded: LoadedModels,
+    console: Console,
+    on_row: Callable[[Row], None] | None = None,
+    *,
+    own_loss: bool = False,
 ) -> RunObserver:
-    """Open the observer of a new or resumed run; log rows after the resumed state are cut."""
+    """Open the observer of a new or resumed run; log rows after the resumed state are cut.
+
+    own_loss: whether the user's function replaces the stage's loss.
+    """
     state = loaded.state
     rows = cut_to_step(run.folder / LOG, state.step, evaluated=state.evaluated == state.step)
+    method, tokens = run.config.method, causal_model(loaded.policy).config.get_text_config().vocab_size
+    guesses = method.learns_tokens and not method.teacher and not own_loss
     return RunObserver(
         console,
         run.folder,
@@ -111,4 +122,5 @@ def open_observer(
         on_row=on_row,
         unit=run.config.method.unit,
         seed=run.config.seed,
+        guess=math.log(tokens) if guesses else math.inf,
     )

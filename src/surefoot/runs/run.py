@@ -313,7 +313,8 @@ def _take_steps_and_publish(
         _say(console, tool_log.row(row))
         trackers.row(row)
 
-    with trackers, open_observer(run, loaded, console, on_row) as observer:
+    own_loss = options.custom.objective is not None
+    with trackers, open_observer(run, loaded, console, on_row, own_loss=own_loss) as observer:
         outcome = take_steps(run, loaded, session, options.custom, observer, trackers.ids, options.profile, phases)
         since = time.perf_counter()
         if outcome.reason != "interrupted":
