@@ -92,7 +92,8 @@ def calls(tmp_path_factory):
         if event == "call" and (module := frame.f_globals.get("__name__", "")).startswith("surefoot."):
             seen.setdefault(f"{module}.{frame.f_code.co_qualname}", len(seen))
 
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w") as nowhere, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # another test may have prepared the same rows
         threading.setprofile(note)
         sys.setprofile(note)
         try:
