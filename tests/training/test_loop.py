@@ -521,5 +521,5 @@ def test_an_evaluation_that_was_asked_for_is_recorded_too(tmp_path):
     job = make_job(tmp_path, toy_engine(), recorder=heard)
     job = dataclasses.replace(job, evaluate=raising(ZeroDivisionError("planted"), job.evaluate, 2))
     with pytest.raises(ZeroDivisionError):
-        loop._evaluated(job, 2)
+        loop._evaluated(job, 2, StopRequest())
     assert heard.told[0][0].phase == "evaluation"

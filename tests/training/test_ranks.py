@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
-from surefoot.training.ranks import gather_rows, gather_texts
+import pytest
+
+from surefoot.system.errors import Fault
+from surefoot.system.posting import GivenUp
+from surefoot.training.ranks import all_or_none, gather_rows, gather_texts
 
 
 def two_ranks(first, second, count):
@@ -40,3 +45,12 @@ def test_alone_it_is_a_copy():
 def test_texts_come_to_every_rank():
     assert gather_texts({0: "é\n", 2: ""}, 3, list) == ["é\n", "", ""]
     assert gather_texts({1: "wide 漢字"}, 2, list)[1] == "wide 漢字"
+
+
+@pytest.mark.parametrize(("here", "elsewhere"), [(True, 0.0), (False, 1.0), (False, 0.0)])
+def test_what_one_rank_gives_up_all_do(here, elsewhere):
+    """The last is the twin: where no rank gives up, none does."""
+    outcome = pytest.raises(GivenUp) if here or elsewhere else nullcontext()
+    with outcome, all_or_none(lambda values: [values[0] + elsewhere]):
+        if here:
+            raise GivenUp(Fault("a server", "was given up", code="SF-SERVER"))

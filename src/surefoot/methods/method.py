@@ -57,6 +57,7 @@ class Task:
     ready: processes the batches of a step on the main thread once the model is loaded (rollouts, reference
         log-probabilities); None: nothing to do.
     eval_batches: batches of the whole evaluation set; None if there is none.
+    eval_ready: processes a batch of this rank before it is evaluated.
     step_tokens: step -> real input tokens, as far as known in advance.
     memory: state carried from step to step.
     bounds: see `StepSettings`.
@@ -78,6 +79,7 @@ class Task:
     eval_batches: Callable[[], Iterator[Weighted]] | None
     data_step: Callable[[int], int] = lambda step: step
     begins_at: Callable[[int], int] = lambda step: step
+    eval_ready: Callable[[Weighted], Weighted] = lambda batch: batch
     ready: Callable[[int, Sequence[Weighted]], Sequence[Weighted]] | None = None
     memory: Memory | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)

@@ -95,7 +95,7 @@ def make_evaluate(
             report = evaluate_loss(
                 loaded.model,
                 task.objective,
-                current_batch.each(for_rank(task.eval_batches(), engine.rank, engine.world)),
+                current_batch.each(map(task.eval_ready, for_rank(task.eval_batches(), engine.rank, engine.world))),
                 step=step,
                 settings=loaded.settings,
                 device=engine.device,

@@ -5,8 +5,8 @@ the default handler and re-raises the signal, so the process ends as the sender 
 SIGUSR2 evaluates, both after the current step, and the run continues.
 
 With several ranks, a signal may reach any of them at any time. It takes effect once all ranks have agreed on it, at the
-same point of the loop. A single process gives up its requests to servers at once: it would wait for minutes for one
-that does not answer.
+same point of the loop. A rank that it reaches gives up its requests to servers at once: it would wait for minutes for
+one that does not answer.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ class StopRequest:
     def request(self, name: str) -> None:
         """Request a stop after the current step, as the signal `name` would."""
         self._signal = name
-        if self._totals is None:
-            # In a thread: the interrupted code may hold a lock that it takes.
-            threading.Thread(target=self._give_up, daemon=True).start()
+        # In a thread: the interrupted code may hold a lock that it takes.
+        threading.Thread(target=self._give_up, daemon=True).start()
 
     def gives_up(self, give_up: Callable[[], None]) -> None:
-        """Call this in another thread when a stop is requested, in a single process."""
+        """Call this in another thread when a stop is requested."""
         self._give_up = give_up
         if self._signal is not None:
             self.request(self._signal)

@@ -63,7 +63,8 @@ class Memory(Protocol):
 class Job:
     """Everything the loop needs to run. Steps count from 1.
 
-    batches: step -> its micro-batches; may run the model. Raises GivenUp if it was aborted because the run is to stop.
+    batches: step -> its micro-batches; may run the model. Raises GivenUp, on all ranks, if it was aborted because the
+        run is to stop.
     schedules: parameter group -> learning rate schedule.
     evaluate: step -> report, or None if it was aborted because the run is to stop; None without evaluation.
     eval_steps, save_steps: steps after which to evaluate, and to save a checkpoint.
@@ -142,7 +143,7 @@ class _Clock:
 def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock) -> Outcome:
     saved = True  # before step 1 there is nothing to save
     if _evaluation_due(job, state):  # the previous session stopped between a step and its evaluation
-        state, saved = _evaluate_and_save(job, state, observer, clock)
+        state, saved = _evaluate_and_save(job, state, observer, stop, clock)
         if not saved and stop.requested:
             return Outcome(state, "interrupted")
     while not is_over(job, state):
@@ -184,10 +185,10 @@ def _step_until_over(job: Job, state: RunState, observer: Observer, stop: StopRe
             if "evaluate" in requests and not _evaluation_due(job, state):
                 # Only shown: an evaluation requested by a signal must not become "best", or the run would differ from
                 # one without the signal.
-                if (evaluation := _evaluated(job, state.step)) is not None:
+                if (evaluation := _evaluated(job, state.step, stop)) is not None:
                     observer.evaluation(evaluation, state, improved=False)
                 state = state.spent("evaluation", clock.lap())
-            state, saved = _evaluate_and_save(job, state, observer, clock)
+            state, saved = _evaluate_and_save(job, state, observer, stop, clock)
             if "save" in requests and not saved:
                 state, saved = _save(job, state, observer, clock), True
         # A run whose last checkpoint is saved has finished, whatever signal arrived meanwhile.
@@ -242,13 +243,14 @@ def _update_memory(job: Job, memory: Memory, attempt: Attempt, report: StepRepor
     return None
 
 
-def _evaluated(job: Job, step: int) -> EvalReport | None:
+def _evaluated(job: Job, step: int, stop: StopRequest) -> EvalReport | None:
     if job.evaluate is None:
         return None
     try:
         with _recorded(job, Attempt(step, phase="evaluation")):
             return job.evaluate(step)
     except GivenUp:
+        stop.agree()
         return None
 
 
@@ -281,11 +283,13 @@ def _evaluation_due(job: Job, state: RunState) -> bool:
     return job.evaluate is not None and state.step in job.eval_steps and state.evaluated != state.step
 
 
-def _evaluate_and_save(job: Job, state: RunState, observer: Observer, clock: _Clock) -> tuple[RunState, bool]:
+def _evaluate_and_save(
+    job: Job, state: RunState, observer: Observer, stop: StopRequest, clock: _Clock
+) -> tuple[RunState, bool]:
     """Do the evaluation and checkpoint that are due; return the new state and whether a checkpoint was saved."""
     improved = False
     if _evaluation_due(job, state):
-        report = _evaluated(job, state.step)
+        report = _evaluated(job, state.step, stop)
         if report is None:
             return state, False
         previous, state = state.best, state.after_evaluation(report, job.goal, job.min_delta)

@@ -5,6 +5,7 @@
     gather_rows        rows of numbers (one per episode) that exist on one rank each, gathered on all: the others add
                        zeros, and float64 represents ids and fp32 numbers exactly
     gather_texts       the same for texts
+    all_or_none        what one rank gives up, all do
 
 If `world` is more than 1, there is a process group with backend "gloo" or "cpu:gloo,cuda:nccl": CPU tensors use gloo,
 GPU tensors use NCCL.
@@ -13,13 +14,16 @@ GPU tensors use NCCL.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import distributed as dist
 
 from surefoot.models.convert.tensors import as_bytes
+from surefoot.system.errors import Fault
+from surefoot.system.posting import GivenUp
 
 
 @dataclass(frozen=True)
@@ -156,3 +160,16 @@ def gather_texts(own: Mapping[int, str], count: int, totals: Totals) -> list[str
     """Gather texts like `gather_rows`, as rows of byte values. Collective."""
     rows = gather_rows({place: list(map(float, text.encode())) for place, text in own.items()}, count, totals)
     return [bytes(map(int, row)).decode() for row in rows]
+
+
+@contextmanager
+def all_or_none(totals: Totals) -> Iterator[None]:
+    """Raise GivenUp on every rank if the block does on one: a signal need not reach all of them at the same request,
+    and those that went on would wait for the others in the next collective. Collective."""
+    own = None
+    try:
+        yield
+    except GivenUp as error:
+        own = error
+    if totals([float(own is not None)])[0]:
+        raise own or GivenUp(Fault("another rank", "gave up its requests to a server", code="SF-SERVER"))

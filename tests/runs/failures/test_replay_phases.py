@@ -257,9 +257,9 @@ def test_an_evaluation_whose_weights_were_too_large_comes_from_the_checkpoint(wo
     def weights(engine):
         seen.append({key: one.detach().clone() for key, one in engine.parameters.items()})
 
-    def evaluating(job, step):
+    def evaluating(job, *given):
         weights(job.engine)
-        return evaluated(job, step)
+        return evaluated(job, *given)
 
     def looking(kept, run, loaded, *given):
         weights(loaded.engine)

@@ -26,6 +26,7 @@ from surefoot.models.facts import facts_of
 from surefoot.models.folder import resolve_folder
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.system.locations import is_address
+from surefoot.training.ranks import all_or_none
 
 
 def prepare_distill(
@@ -85,11 +86,17 @@ def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
     if is_address(path):
         served = open_served(run, loaded, student_rows(loaded.policy), notify)
 
-        def ready(step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
-            return served.prepare(step, batches if draw is None else draw(step, batches))
+        def ask(step: int, batches: Sequence[Weighted]) -> Sequence[Weighted]:
+            with all_or_none(loaded.engine.totals):
+                return served.prepare(step, batches)
 
-        objective = distill_objective(settings_of(config), served)
-        return replace(run.task, objective=objective, ready=ready, servers=(*servers, served.server))
+        return replace(
+            run.task,
+            objective=distill_objective(settings_of(config), served),
+            ready=lambda step, batches: ask(step, batches if draw is None else draw(step, batches)),
+            eval_ready=lambda batch: ask(loaded.state.step, [batch])[0],
+            servers=(*servers, served.server),
+        )
     teacher = open_stored(path, KEY) if is_stored(path) else open_teacher(config, run.plan, loaded, notify)
     objective = distill_objective(settings_of(config), teacher)
     return replace(run.task, objective=objective, ready=draw, servers=servers)

@@ -37,7 +37,7 @@ from surefoot.methods.waiting import WaitReporter
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
 from surefoot.planning.plan import TokenizerPlan
-from surefoot.training.ranks import gather_texts
+from surefoot.training.ranks import all_or_none, gather_texts
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Answering:
             with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
                 scores = model_scores(model, answers, how)
             by_models[model.name] = [scores[place] for place in places]
-        graded, kept = self._grade(heard, data, [where[place] for place in places], by_models, drawn.scores)
+        with all_or_none(how.totals):
+            graded, kept = self._grade(heard, data, [where[place] for place in places], by_models, drawn.scores)
         with self.waits.during("ranks", "this rank has its scores, and waits for those of the other ranks"):
             rollout = scored_rollout(answers, graded, places, self.rewards, how.totals, heard.sums)
             texts = gather_texts(dict(zip(places, kept, strict=True)), len(where), how.totals)

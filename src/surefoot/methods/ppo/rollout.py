@@ -36,7 +36,7 @@ from surefoot.methods.ppo.holds import RolloutStatistics
 from surefoot.methods.rollouts import Prompts, Write, answered_batches, answers_of_all, as_table, by_answer
 from surefoot.models.ppo_models import PPOModels
 from surefoot.models.rollout import Rollout
-from surefoot.training.ranks import gather_rows
+from surefoot.training.ranks import all_or_none, gather_rows
 from surefoot.training.step import Context
 
 Score = Callable[[Sequence[Rollout]], Sequence[float]]
@@ -101,7 +101,8 @@ def make_experience(prompts: Prompts, write: Write, how: Scoring, temperature: f
     count = len(prompts.ids)
     places = range(how.rank, count, how.world)
     written = write([prompts.ids[place] for place in places], places)
-    scores = [] if how.score is None else how.score(written)
+    with all_or_none(how.totals):
+        scores = [] if how.score is None else how.score(written)
     answers = answers_of_all(prompts.ids, written, places, how.totals)
     found = dict(_pass_through(answers, how, temperature))
     numbers = [
