@@ -103,9 +103,11 @@ conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers
 served: $(SETUP)  ## `verify --served` against a real vLLM on the CPU, which this installs into build/vllm (3 GB)
 	$(BIN)/python tools/served.py
 
-grpo-vllm: $(SETUP)  ## stage grpo with a real vLLM on the CPU: adapters, all weights, turns with a tool (3 GB, as served)
+grpo-vllm: $(SETUP)  ## stages grpo and distill with a real vLLM on the CPU: adapters, all weights, turns, a judge, a teacher (3 GB, as served)
 	$(BIN)/python tools/grpo_vllm.py
+	$(BIN)/python tools/grpo_vllm_ahead.py
 	$(BIN)/python tools/grpo_vllm_turns.py
+	$(BIN)/python tools/distill_vllm.py
 
 served-llamacpp: $(SETUP)  ## the same against a real llama.cpp, which this builds into build/llamacpp
 	$(BIN)/python tools/served_llamacpp.py

@@ -18,6 +18,7 @@ class ServedTeacher:
     ids: how many token ids it has; others are refused.
     longest: as max_model_len.
     shift: places by which its positions are off.
+    adapter: name of an adapter on it, if it has one.
     noise: added to every log-probability for each time that the same ids have been asked about before.
     """
 
@@ -26,7 +27,7 @@ class ServedTeacher:
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer or folder)
         self.ids, self.longest = how.get("ids", 10**6), how.get("longest", 512)
         self.shift, self.noise = how.get("shift", 0), how.get("noise", 0.0)
-        self.version = how.get("version", "0.32.0")
+        self.version, self.adapter = how.get("version", "0.32.0"), how.get("adapter")
         self.asked: Counter[tuple[int, ...]] = Counter()
 
     @torch.no_grad()
@@ -43,7 +44,8 @@ class ServedTeacher:
 
     def reply(self, path, body):
         if path == "/v1/models":
-            return 200, {"data": [{"id": "large", "owned_by": "vllm", "max_model_len": self.longest}]}
+            base = {"id": "large", "owned_by": "vllm", "max_model_len": self.longest}
+            return 200, {"data": [base] + ([{"id": self.adapter, "parent": "large"}] if self.adapter else [])}
         if path == "/version":
             return 200, {"version": self.version}
         if path == "/tokenize":

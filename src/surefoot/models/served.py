@@ -36,6 +36,7 @@ class ServedModel:
     kind: owned_by of its server: vllm, sglang, llamacpp or another.
     longest: maximum tokens of prompt and answer; None if the server does not say.
     adapted: whether it is an adapter on another model of the server.
+    adapters: whether the server has any.
     """
 
     server: Server
@@ -43,6 +44,7 @@ class ServedModel:
     kind: str
     longest: int | None = None
     adapted: bool = False
+    adapters: bool = False
 
     def prompt_logprobs(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return natural log-probabilities of every token but the first, given those before it.
@@ -145,8 +147,8 @@ def served_model(server: Server, name: str | None, key: str = "--name") -> Serve
         models = {}
     if not models:
         raise EnvironmentFault(Fault(where, "names no model", "is it an inference server?", code="SF-SERVER"))
+    adapters = [one for one, model in models.items() if model.get("parent")]
     if name is None:
-        adapters = [one for one, model in models.items() if model.get("parent")]
         candidates = list(models) if len(models) == 1 else adapters
         if len(candidates) != 1:
             what = f"serves {len(models)} models: {first_few(list(models), _SHOWN)}"
@@ -163,7 +165,8 @@ def served_model(server: Server, name: str | None, key: str = "--name") -> Serve
         name,
         kind=str(own.get("owned_by") or "unknown"),
         longest=longest if isinstance(longest, int) else None,
-        adapted=bool(own.get("parent")),
+        adapted=name in adapters,
+        adapters=bool(adapters),
     )
 
 

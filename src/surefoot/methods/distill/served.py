@@ -38,7 +38,7 @@ from surefoot.system.errors import EnvironmentFault, Fault, InputError, Integrit
 from surefoot.system.posting import Server, server
 
 KEY = "distill.teacher"
-_AT_ONCE = 8  # requests; one with an adapter, with which vLLM 0.32 on a CPU crashes on two at once
+_AT_ONCE = 8  # requests; one to a server with adapters: vLLM 0.32 on a CPU crashes on two, about its base too
 # 2^-20: a log-probability near 0 is off by the last bit of its logits, 2^-20 at 8 to 16, and so is 1 less its
 # probability. What is smaller than that cannot be told from 0.
 _LEAST_REST = 2.0**-20
@@ -100,7 +100,7 @@ class ServedTeacher:
                     missing.setdefault(digest, (asked[:length], learned[:length], step))
         if not missing:
             return {}
-        many = 1 if self._model.adapted else min(_AT_ONCE, len(missing))
+        many = 1 if self._model.adapters else min(_AT_ONCE, len(missing))
         with self._model.server.at_once(many) as pool:
             found = dict(zip(missing, pool.map(lambda one: self._one(*one[:2]), missing.values()), strict=True))
         if record is not None:
