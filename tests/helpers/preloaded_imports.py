@@ -21,6 +21,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping  #
 import surefoot.commands.launching  # noqa: E402
 import surefoot.commands.train  # noqa: E402
 import surefoot.runs.run  # noqa: E402, F401
+from surefoot.data.tokenize.cache import code_digest  # noqa: E402
 from surefoot.report.html import _templates  # noqa: E402
 from surefoot.system.libraries import import_deepspeed, is_installed  # noqa: E402
 
@@ -28,6 +29,7 @@ if is_installed("deepspeed"):
     import_deepspeed("cpu")
 
 get_checkpoint_conversion_mapping("llama")  # of all families at once
+code_digest()  # and the versions of all libraries
 for name in _templates().list_templates(["html"]):
     _templates().get_template(name)
 

@@ -103,6 +103,25 @@ def test_bitsandbytes_comes_without_noise_and_compiler_and_look_at_the_hub(tmp_p
         assert ("kernels-community" in said) == looks
 
 
+# In a fork of a process that has imported DeepSpeed by our function; then what its engine would import anew.
+_ENGINE = """
+import importlib, sys
+muon = [name for name in sys.modules if name.startswith("deepspeed.runtime.zero.muon")]
+print(len(muon), "torch._inductor.compile_fx" in sys.modules)
+for name in muon:
+    del sys.modules[name]
+importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+print("torch._inductor.compile_fx" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(not is_installed("deepspeed"), reason="needs deepspeed")
+def test_deepspeed_comes_without_compiler(forked_python):
+    """The last line is the twin: what its engine imports, alone."""
+    said = subprocess.run([forked_python, "-c", _ENGINE], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["3 False", "True"]
+
+
 def test_what_is_compiled_later_is_compiled_once_and_with_its_settings(monkeypatch):
     asked = []
 

@@ -71,8 +71,10 @@ def choice_rows(plan: RunPlan) -> Iterator[Row]:
 
 def who_and_why(plan: RunPlan, what: str, source: str, reason: str) -> tuple[str, str]:
     """Return source and reason. what: the choice's name in the rows."""
+    if source != "user" or plan.origin is None:
+        return source, reason
     keys = _KEYS.get(what, (what,) if what in all_keys() else ())
-    if source != "user" or plan.origin is None or not keys or any(_within(one, keys) for one in plan.origin.said):
+    if not keys or any(_within(one, keys) for one in plan.origin.said):
         return source, reason
     return "dialect", reason.replace("asked for", f"{plan.origin.tool}'s default")
 
