@@ -53,7 +53,7 @@ def import_deepspeed(kind: str) -> Any:
     """Import DeepSpeed for this kind of device. kind: cpu | cuda. Compiles nothing. Raises InputError if it is not
     installed."""
     require_deepspeed()
-    with _silent("DeepSpeed"), _compiled_when_called():
+    with _silent("DeepSpeed"), _hidden("mlflow"), _compiled_when_called():  # its autotuner looks for it
         deepspeed = importlib.import_module("deepspeed")
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")  # every engine does, and it would compile
         if kind == "cpu":  # it would use a GPU although none was requested
