@@ -30,6 +30,7 @@ from helpers.fork_server import ForkServer
 from helpers.no_fsync import unflushed
 from helpers.python_on_path import served_python
 from helpers.tiers import representatives
+from helpers.unlaid_tables import unlaid_tables
 
 
 def pytest_collection_modifyitems(items):
@@ -57,6 +58,12 @@ def _cache_of_this_session(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_waits_for_the_disk():
     with unflushed():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tables_of_run_log_are_not_laid_out():
+    with unlaid_tables():
         yield
 
 

@@ -60,5 +60,6 @@ Speed
     tiers              which cases of a matrix `make test` runs; `make test-long` runs all
     built_once         models built once per process
     blank_pictures     empty pictures in place of a run's plots
+    unlaid_tables      tables in run.log as one line a row
     no_fsync           flushes that return immediately
 """

@@ -132,8 +132,9 @@ def _end_shared() -> None:
 def _serve(connection: Connection) -> None:
     from helpers.blank_pictures import blank_pictures
     from helpers.no_fsync import unflushed
+    from helpers.unlaid_tables import unlaid_tables
 
-    with blank_pictures(), unflushed():
+    with blank_pictures(), unlaid_tables(), unflushed():
         while True:
             try:
                 request = connection.recv()

@@ -75,6 +75,7 @@ def _command(words: list[str], log: Path, environment: dict[str, str], told: flo
     """Run in the child that stands for the user's command."""
     from helpers.blank_pictures import blank_pictures
     from helpers.no_fsync import unflushed
+    from helpers.unlaid_tables import unlaid_tables
     from surefoot.commands import launching
 
     said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -85,7 +86,7 @@ def _command(words: list[str], log: Path, environment: dict[str, str], told: flo
     launching.subprocess = SimpleNamespace(Popen=_rank_of(words, log), **kept)  # type: ignore[attr-defined]
     if told is not None:
         launching._AFTER_ERROR = told
-    with blank_pictures(), unflushed():
+    with blank_pictures(), unlaid_tables(), unflushed():
         os._exit(_main(words))
 
 

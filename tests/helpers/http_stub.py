@@ -61,6 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # beyond socketserver's 5 a connection is tried again after a second
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that gave up; some tests do that on purpose."""

@@ -232,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # beyond socketserver's 5 a connection is tried again after a second
     stub: HubStub
 
 

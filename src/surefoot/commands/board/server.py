@@ -80,6 +80,7 @@ class Board(ThreadingHTTPServer):
     # The thread of an open page never ends by itself; Ctrl-C must not wait for it.
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # beyond socketserver's 5 a browser's connection is tried again after a second
 
     def __init__(self, root: Path, port: int = 0, *, look: float = _LOOK, beat: float = _BEAT):
         self.root, self.look, self.beat = root, look, beat

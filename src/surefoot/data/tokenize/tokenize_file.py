@@ -58,10 +58,17 @@ class TokenizeSettings(EncodeSettings):
     pictures: bool = True
     after_prompt: bool = False
 
+    @functools.cached_property
+    def _made(self) -> dict[str, Template]:
+        return {}
+
     def template_called(self, name: str) -> Template:
         """Return the template with this name, as stored in a file's facts. A name that is not built in means the user's
         own template, which may have had another path when the file was cached."""
-        return make_template(name if find_row(name) else self.template, self.encoder, self.stop_ids)
+        wanted = name if find_row(name) else self.template
+        if wanted not in self._made:
+            self._made[wanted] = make_template(wanted, self.encoder, self.stop_ids)
+        return self._made[wanted]
 
 
 def tokenize(
