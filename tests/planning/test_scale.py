@@ -26,8 +26,8 @@ LORA = {"kind": "lora", "rank": 16}
 
 @pytest.fixture(scope="module")
 def forecast(tmp_path_factory):
-    """(size, adapter) -> rows for H100s."""
-    made = {}
+    """(size, adapter) -> rows for H100s, forecast once for each efficiency."""
+    made, known = {}, {}
     for name, config in (("8B", LLAMA31_8B), ("70B", LLAMA31_70B)):
         folder = tmp_path_factory.mktemp(name)
         llama3_tokenizer(folder, chat=True, pad=True)
@@ -35,8 +35,11 @@ def forecast(tmp_path_factory):
         made[name] = folder
 
     def run(name, adapter, machine="h100"):
-        data = {"train": "t.jsonl", "max_length": 4096}
-        return forecast_scale(run_config(model=str(made[name]), data=data, adapter=adapter), machine)
+        key = name, repr(adapter), machine, module.EFFICIENCY
+        if key not in known:
+            data = {"train": "t.jsonl", "max_length": 4096}
+            known[key] = forecast_scale(run_config(model=str(made[name]), data=data, adapter=adapter), machine)
+        return known[key]
 
     return run
 

@@ -91,7 +91,7 @@ def _facts(
         chat_template=_chat_template(folder, config),
         adds_bos=_adds(stored.get("post_processor"), roles["bos"]),
         size=max(ids.values()) + 1,
-        ordinary_size=max((number for number in ids.values() if number not in special), default=-1) + 1,
+        ordinary_size=max(set(ids.values()) - special.keys(), default=-1) + 1,
     )
 
 
