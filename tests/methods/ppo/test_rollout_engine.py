@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from helpers.faults import gives, raises_fault
 from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
+from surefoot.system import posting
 from surefoot.system.errors import EnvironmentFault
 
 
@@ -73,7 +75,7 @@ def test_a_run_with_its_own_engine_asks_no_server(tmp_path):
 
 
 def test_a_server_that_is_not_there_ends_the_run_before_its_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(posting, "Server", partial(posting.Server, pause=0.0))
     ppo = {"max_new_tokens": 4, "engine": "vllm", "vllm_url": "http://127.0.0.1:9"}
     with pytest.raises(EnvironmentFault) as error:
         run(config_of(tmp_path, ppo=ppo))
