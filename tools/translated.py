@@ -48,6 +48,7 @@ _STARTS = re.compile(
 _MARKS = re.compile(r"^[\s#>$%*`]+|`+\s*$")
 _SET = re.compile(r"""(?:export\s+)?([A-Za-z_]\w*)=("[^"]*"|'[^']*'|\S*)\s*;?""")
 _USED = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_SHARE = re.compile(r"\$\(expr (\d+) / (\d+)\)")
 _PLACEHOLDER = re.compile(r"\.\.\.|[-→]|<\w+>|\{\w+\}")
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\[\d+\]|(?<![\w.])-?\d[\d.e-]*")
 Translate = Callable[[Any], Translation]
@@ -264,7 +265,7 @@ def commands(text: str) -> Iterator[list[str]]:
         elif _STARTS.match(f"{line} "):
             plain = re.split(r"\s+(?:[|&;>]|2>)|\|tee|`", line)[0]
             try:
-                words = shlex.split(_filled(plain, variables), comments=True)
+                words = shlex.split(re.sub(r"(?<=\s)#.*", "", _filled(plain, variables)))
             except ValueError:
                 continue  # a sentence with an apostrophe
             if not any(map(_PLACEHOLDER.fullmatch, words)):
@@ -278,7 +279,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
         name = use[1] or use[3]
         return variables.get(name, use[2] or ("1" if name.isdigit() else ""))
 
-    return _USED.sub(value, text)
+    return _SHARE.sub(lambda found: str(int(found[1]) // max(1, int(found[2]))), _USED.sub(value, text))
 
 
 def _reasons(error: SurefootError) -> tuple[str, ...]:

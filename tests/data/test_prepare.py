@@ -112,6 +112,16 @@ def test_a_sources_system_message_and_placeholders_are_as_if_the_file_had_them(r
     assert not same(run(plain).train, written)
 
 
+def test_a_constant_field_stands_in_every_record(run, tmp_path):
+    answers = [{"output": f"It is {n}.", "n": n} for n in range(3)]
+    whole = write(tmp_path / "whole.jsonl", [{**one, "instruction": "Which number?"} for one in answers])
+    bare = str(write(tmp_path / "bare.jsonl", answers))
+    found = run(SourceSpec(bare, format="alpaca", constant={"instruction": "Which number?"})).train
+    assert same(found, run(SourceSpec(str(whole), format="alpaca")).train)
+    other = SourceSpec(bare, format="alpaca", columns={"answer": "n"}, constant={"instruction": "Which one?"})
+    assert not same(found, run(other).train)
+
+
 def test_nothing_is_held_out_unless_asked(run, file):
     data = run(file)
     assert len(data.train) == 20

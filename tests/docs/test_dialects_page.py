@@ -12,6 +12,7 @@ from surefoot.interop.llamafactory.data import NAMES, SAME, writes_bos
 from surefoot.interop.llamafactory.rows import GROUPS
 from surefoot.interop.llamafactory.v1 import TABLE
 from surefoot.interop.settings import Row
+from surefoot.interop.swift import rows as swift
 from surefoot.interop.trl.methods import METHODS
 
 OTHERS = {
@@ -27,6 +28,8 @@ OTHERS = {
     **{f"Flags of DeepSpeed-Chat, {title}": tuple(STEPS[step].values()) for step, title in TITLES.items()},
     "Settings of Axolotl": tuple(AXOLOTL.values()),
     "Settings of torchtune": tuple(torchtune.ROWS.values()),
+    "Settings of ms-swift": swift.SHARED,
+    "Settings of swift rlhf": swift.RLHF,
 }
 PAGE, TABLES = ROOT / "docs" / "dialects.md", ROOT / "docs" / "dialects-settings.md"
 

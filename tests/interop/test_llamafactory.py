@@ -377,7 +377,7 @@ REFUSED = [  # of several settings the last one is refused
     "finetuning_type: full\nadapter_name_or_path: saves/one",
     "stage: rm\nadapter_name_or_path: saves/one",
     "bos_scaling_factor: 0.1",
-    "default_system: Be brief.",
+    "template: qwen\ndefault_system: ''",
     "predict_with_generate: true",
     "val_size: 0.1\nmetric_for_best_model: eval_rouge-l",
     "eval_strategy: steps",
@@ -515,6 +515,12 @@ def test_commands_without_counterpart_say_what_to_use():
         (fault,) = caught.value.faults
         assert (fault.code, fault.where) == ("SF-TRANSLATE-COMMAND", f"llamafactory-cli {verb}")
         assert "surefoot" in fault.fix
+
+
+def test_a_system_message_of_the_config_is_that_of_the_sources():
+    given = yaml.safe_dump({**REQUIRED, "default_system": "Be brief.", "eval_dataset": "other", "template": "qwen"})
+    data = translate_file("run.yaml", str(given), [], OPTIONS).config["data"]
+    assert (data["train"]["system"], data["eval"]["system"]) == ("Be brief.", "Be brief.")
 
 
 def test_export_becomes_words_of_ours():

@@ -58,6 +58,8 @@ class SourceConfig(Section):
     """Format of its records; auto: detect it from the first record and report the result."""
     columns: dict[Text, Text] = Field(default={}, examples=[{"instruction": "question", "output": "answer"}])
     """Field of the format -> column of the file, such as {instruction: question, output: answer}."""
+    constant: dict[Text, Text] = Field(default={}, examples=[{"instruction": "Describe it."}])
+    """Field of the format -> a text that stands in every record, such as the question about each picture."""
     system: Annotated[Text | None, Field(examples=["You are a helpful assistant."])] = None
     """System message of the conversations that have none. Send it to the trained model too."""
     fill: dict[Text, Text] = Field(default={}, examples=[{"name": "Ada", "author": "Example Lab"}])

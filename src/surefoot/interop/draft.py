@@ -110,6 +110,10 @@ class Draft:
     def where(self, name: str) -> str:
         return self._given[name].where if name in self._given else ""
 
+    def take(self, name: str, value: Any) -> None:
+        """Let a setting have this value, for rules that know it in another form or under another name."""
+        self._values[name] = value
+
     def written(self, key: str) -> Any:
         """Return the value written to a surefoot key so far, or None."""
         value: Any = self.config

@@ -21,6 +21,7 @@ from surefoot.interop.llamafactory.tool import LLAMAFACTORY
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import asks_for_help, described
 from surefoot.interop.shared_rules import check_resumed
+from surefoot.interop.swift import SWIFT
 from surefoot.interop.takeover import find_script
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import NO_LINES, ToolLog
@@ -35,7 +36,8 @@ _SHARED_NAMES = ("train.py", "finetune.py")
 
 def tools() -> tuple[Tool, ...]:
     """Return all tools in the order in which they are tried; SCRIPT claims every script, so it is last."""
-    return (LLAMAFACTORY, *measuring.TOOLS, *deepspeed_chat.TOOLS, FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SCRIPT)
+    own = (FINETUNE, TRAIN_SFT, AXOLOTL, TRL, TORCHTUNE, SWIFT)
+    return (LLAMAFACTORY, *measuring.TOOLS, *deepspeed_chat.TOOLS, *own, SCRIPT)
 
 
 def translate_command(words: Sequence[str], options: Options) -> Translation:

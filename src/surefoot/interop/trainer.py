@@ -30,6 +30,8 @@ BEST = "surefoot keeps the best checkpoint in addition to the newest ones"
 
 def set_length(draft: Draft) -> None:
     set_duration(draft, "num_train_epochs", "max_steps")
+    dropped = "changed" if draft["dataloader_drop_last"] else "listed"
+    draft.note("dataloader_drop_last", dropped, "the last short batch of an epoch is a step here", "duration")
 
 
 def set_optimizer(draft: Draft, setting: str = "optim") -> None:
@@ -204,11 +206,8 @@ def set_saving(draft: Draft) -> None:
         draft.drop("save_strategy is no", "save_steps")
     elif (every := _every(draft, "save_steps")) is not None:
         draft.set("checkpoint.every", every, "save_steps", "save_strategy", why=_rounded(every))
-    if limit is not None and limit < 1:
-        draft.refuse("save_total_limit", f"expected a number from 1, got {limit}")
-        return
-    why = "" if limit else "Trainer deletes no checkpoint"
-    set_keep(draft, limit or KEEP_ALL, "save_total_limit", why=why)
+    kept = limit if limit is not None and limit > 0 else None  # transformers deletes none for 0 and below
+    set_keep(draft, kept or KEEP_ALL, "save_total_limit", why="" if kept else "Trainer deletes no checkpoint")
 
 
 def set_trackers(draft: Draft) -> None:

@@ -184,7 +184,7 @@ ROWS: tuple[Row, ...] = (
     listed("full_determinism", False, _ALWAYS_EXACT),
     joint("use_cpu", False, (), "the run sees no accelerator"),
     joint("no_cuda", False, (), "the run sees no accelerator"),
-    refused("dataloader_drop_last", False, "the last short batch of an epoch is kept"),
+    joint("dataloader_drop_last", False, ("duration",), "the last short batch of an epoch is a step", back=never),
     carried("dataloader_num_workers", 0, "data.workers", _workers),
     *all_listed(_LOADING, dataloader_pin_memory=True, dataloader_persistent_workers=False),
     *all_listed(_LOADING, dataloader_prefetch_factor=None, dataloader_multiprocessing_context=None),

@@ -37,6 +37,7 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             source.path,
             format=default if source.format == "auto" else source.format,
             columns=source.columns,
+            constant=source.constant,
             system=source.system,
             fill=source.fill,
             name=source.name,

@@ -69,6 +69,7 @@ class Source:
     only_columns: ignore fields that are not in `columns`.
     tags: for the sharegpt format, tag of dataset_info.json (role_tag, content_tag, user_tag, …) -> the file's name;
         empty for the standard names.
+    constant: the format's field name -> a text that stands in every record.
     system: system message of conversations without one; None: they stay without.
     fill: NAME of a placeholder {{NAME}} in the texts -> the text in its place.
     sample: number of records to draw, by a hash of content and position; None: all.
@@ -85,6 +86,7 @@ class Source:
     columns: Mapping[str, str] = field(default_factory=dict)
     only_columns: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
+    constant: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     fill: Mapping[str, str] = field(default_factory=dict)
     sample: int | None = None
@@ -95,7 +97,8 @@ class Source:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows of `read_rows` and their meaning, as JSON values."""
-        later = {"system": self.system, "fill": dict(self.fill)}  # in no identity of older versions
+        # In no identity of older versions.
+        later = {"constant": dict(self.constant), "system": self.system, "fill": dict(self.fill)}
         return {
             **{name: value for name, value in later.items() if value},
             "sha256": self.sha256,
@@ -174,10 +177,10 @@ def kind_of(value: Any) -> str:
 def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
     """Rename the record's fields by `source.columns`. A column replaces a field that already has the format's name."""
     if not source.columns and not source.only_columns:
-        return value
+        return {**value, **source.constant} if source.constant else value
     taken = {*source.columns.values(), *source.columns}
     kept = {} if source.only_columns else {name: item for name, item in value.items() if name not in taken}
-    return kept | {field: value[own] for field, own in source.columns.items() if own in value}
+    return kept | {field: value[own] for field, own in source.columns.items() if own in value} | dict(source.constant)
 
 
 def _check_columns(source: Source, names: Iterable[str]) -> None:

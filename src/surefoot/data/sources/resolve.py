@@ -40,7 +40,7 @@ class SourceSpec:
     path: file, folder or hub id.
     format: "auto" or the name of a format.
     columns: the format's field name -> the file's field name.
-    system, fill: see `Source`.
+    constant, system, fill: see `Source`.
     name: entry of the folder's dataset_info.json.
     split: split of a folder or hub data set; of several names, the first that exists is used.
     subset, revision, streaming: for hub data sets only.
@@ -53,6 +53,7 @@ class SourceSpec:
     path: str
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
+    constant: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     fill: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
@@ -95,8 +96,11 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
         )
     else:
         sources = _open_folder(spec.path, spec.split)
-    own = {"format": spec.format, "columns": spec.columns, "system": spec.system, "fill": spec.fill}
-    return tuple(replace(source, **own) for source in sources)
+    return tuple(replace(source, format=spec.format, columns=spec.columns, **_texts(spec)) for source in sources)
+
+
+def _texts(spec: SourceSpec) -> dict[str, Any]:
+    return {"constant": spec.constant, "system": spec.system, "fill": spec.fill}
 
 
 def files_of(spec: SourceSpec) -> tuple[Path, ...]:
@@ -162,8 +166,7 @@ def _open_described(spec: SourceSpec, entries: Mapping[str, Mapping[str, Any]]) 
             columns=columns,
             only_columns=columns is entry.columns,
             tags=entry.tags,
-            system=spec.system,
-            fill=spec.fill,
+            **_texts(spec),
             sample=entry.sample,
             folder=Path(spec.path),
             notes=(note, *source.notes),

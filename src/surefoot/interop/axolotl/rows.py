@@ -293,6 +293,7 @@ _ROWS: tuple[Row, ...] = (
     *_refused("surefoot fills rows with shuffled examples", "sample_packing_sequentially"),
     *_refused("surefoot adapts what lora_target_modules name", "lora_exclude_modules", fix="name the others"),
     *_refused("pictures are read by the model's own processor", "processor_kwargs image_size image_resize_algorithm"),
+    refused("default_system_message", None, "changes Axolotl's templates", "write system into surefoot's sources"),
     refused("dataset_shard_idx", None, "selects a part of the data", "use max_samples in surefoot's config"),
     *_refused("surefoot has no such setting",
               "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
@@ -302,7 +303,7 @@ _ROWS: tuple[Row, ...] = (
               "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
               "auto_find_batch_size batch_flattening sage_attention s2_attention embedding_lr embedding_lr_scale "
               "optim_args optim_target_modules lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio "
-              "lr_div_factor lr_groups adam_epsilon2 adam_beta3 chat_template_kwargs default_system_message "
+              "lr_div_factor lr_groups adam_epsilon2 adam_beta3 chat_template_kwargs "
               "fix_untrained_tokens use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
               "peft_ensure_weight_tying"),
 )  # fmt: skip

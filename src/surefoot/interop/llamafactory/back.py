@@ -129,6 +129,12 @@ def most(ours: Ours) -> int | None:
     return limits.pop() if len(limits) == 1 else None
 
 
+def system(ours: Ours) -> str | None:
+    """default_system: a text that all sources have."""
+    texts = {source.get("system") for source in ours.train}
+    return texts.pop() if len(texts) == 1 else None
+
+
 def _weights(ours: Ours) -> list[float]:
     weights = [source.get("weight") for source in ours.train]
     return [float(one) for one in weights if one] if all(weights) and len(weights) > 1 else []

@@ -34,6 +34,8 @@ def set_data(draft: Draft) -> None:
         return
     draft.drop("tokenized data are cached by content", "tokenized_path")
     sources = [_source(draft, name) for name in train]
+    if draft["default_system"]:
+        draft.note("default_system", "carried", "", "data.train")
     names = _mix(draft, sources)
     _stream(draft, sources)
     draft.set("data.train", sources[0] if len(sources) == 1 else sources, "dataset", "dataset_dir", *names)
@@ -46,6 +48,11 @@ def set_data(draft: Draft) -> None:
 
 
 def _source(draft: Draft, name: str) -> dict[str, Any]:
+    found, system = _named(draft, name), draft["default_system"]
+    return {**found, "system": system} if system and draft["stage"] != "pt" else found
+
+
+def _named(draft: Draft, name: str) -> dict[str, Any]:
     folder, stage = draft["dataset_dir"], str(draft["stage"])
     if folder == "ONLINE":
         return {"path": name}

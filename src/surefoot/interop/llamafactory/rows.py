@@ -153,7 +153,7 @@ DATA = (
     joint("neat_packing", False, ("batch.row_tokens",), "stage sft: rows of cutoff_len",
           back=differs("batch.row_tokens", None)),
     refused("tool_format", None, "the template decides the format of tools"),
-    joint("default_system", None, (), "only the template's default", type=text),
+    joint("default_system", None, ("data.train",), "of conversations without one", type=text, back=back.system),
     joint("enable_thinking", True, ("data.template",), "qwen3 only",
           null=Refusal("null keeps thoughts and adds no empty ones, as surefoot never does", "use true or false"),
           back=differs("data.template", PREFIX + UNTHINKING)),

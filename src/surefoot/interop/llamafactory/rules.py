@@ -159,8 +159,6 @@ def set_template(draft: Draft) -> None:
     name = draft["template"]
     if name is None:
         draft.set("data.template", "tokenizer", "template", why="the tokenizer's chat template")
-        if draft.given("default_system"):
-            draft.refuse("default_system", "surefoot adds no system prompt", "put it into the data")
         _check_thinking(draft)
         return
     if name not in SAME:
@@ -171,9 +169,9 @@ def set_template(draft: Draft) -> None:
     draft.set("data.template", PREFIX + UNTHINKING if unthinking else SAME[name].name, "template")
     if not draft["use_bos_zero_training"]:
         draft.set("bos.prepend", "on" if writes_bos(name) else "off", "template")
-    if (system := draft["default_system"]) is not None and system != SAME[name].default_system:
-        draft.refuse("default_system", "surefoot adds no system prompt except the template's", "put it into the data")
-    draft.note("default_system", "carried", "the template's default")
+    if draft["default_system"] == "" and SAME[name].default_system:
+        draft.refuse("default_system", "the template has a system message of its own", "name another, such as chatml")
+    draft.note("default_system", "carried", "" if draft["default_system"] else "there is none")
     draft.note("enable_thinking", "carried", "" if adds_thoughts(name) else "has no effect with this template")
 
 

@@ -57,7 +57,12 @@ _DATASET: tuple[Row, ...] = (
     joint("dataset.conversation_style", None, ("data.format",), type=text),
     joint("dataset.train_on_input", None, ("data.train_on",), type=truth),
     joint("dataset.packed", False, ("batch.row_tokens",)),
-    refused("dataset.new_system_prompt", None, "surefoot adds no system prompt", "put it into the data"),
+    refused(
+        "dataset.new_system_prompt",
+        None,
+        "also replaces the records' own system messages",
+        "write system into the source in a surefoot config, for records without one",
+    ),
     refused("dataset.filter_fn", None, "is code", "filter the data first"),
 )
 _ROWS: tuple[Row, ...] = (

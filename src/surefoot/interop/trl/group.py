@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.interop.backward import Ours, differs, equals, never, reverse, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal, Row, all_listed, carried, joint, listed, number, refused, text, whole
-from surefoot.interop.trl.rewards import set_rewards, written, written_model, written_weights
+from surefoot.interop.trl.rewards import OWN, Rewards, set_rewards, written, written_model, written_weights
 from surefoot.method_facts.losses import GROUP_LOSSES
 
 _SPEED = "affects speed only, not results"
@@ -144,13 +144,18 @@ GROUP_ALIASES = {"vllm_importance_sampling_cap": "vllm_importance_sampling_clip_
 
 
 def set_grpo(
-    draft: Draft, before: str = "", model: str | None = "reward_model_name_or_path", beta: str = "beta"
+    draft: Draft,
+    before: str = "",
+    model: str | None = "reward_model_name_or_path",
+    beta: str = "beta",
+    rewards: Rewards = OWN,
 ) -> None:
     """Set grpo.* for TRL's GRPOTrainer.
 
     before: what stands before TRL's names in the dialect.
     model: name of the setting with a reward model, None if reward_funcs may name one.
     beta: name of the setting with the KL penalty.
+    rewards: those of the tool, by name.
     """
     loss = _set_loss(draft, before) or "dapo"  # whatever else is refused is told as well
     scale, own = draft[f"{before}scale_rewards"], GROUP_LOSSES[loss].scale
@@ -161,7 +166,7 @@ def set_grpo(
         draft.set("grpo.kl_by_ratio", draft[by_ratio], by_ratio)
     else:
         draft.drop("there is no penalty", beta, by_ratio)
-    _set_rest(draft, loss, before, model)
+    _set_rest(draft, loss, before, model, rewards)
     _set_correction(draft, before)
 
 
@@ -190,10 +195,12 @@ def _set_loss(draft: Draft, before: str) -> str | None:
     return kind
 
 
-def _set_rest(draft: Draft, loss: str, before: str, model: str | None) -> None:
+def _set_rest(draft: Draft, loss: str, before: str, model: str | None, rewards: Rewards = OWN) -> None:
     limit = draft[f"{before}max_completion_length"]
     draft.set("grpo.max_new_tokens", limit, f"{before}max_completion_length")
-    set_rewards(draft, f"{before}reward_funcs", f"{before}reward_weights", model, f"{before}max_completion_length")
+    set_rewards(
+        draft, f"{before}reward_funcs", f"{before}reward_weights", model, f"{before}max_completion_length", rewards
+    )
     _set_clip(draft, loss, before)
     _set_generation(draft, before)
     _set_engine(draft, before)

@@ -216,6 +216,12 @@ _LAST = "GKD learns the last message and what the template writes behind its end
 
 
 def _set_gkd(draft: Draft) -> None:
+    draft.set("data.train_on", "last", why=_LAST)
+    set_student(draft)
+
+
+def set_student(draft: Draft) -> None:
+    """Set distill.*: the teacher, and what the student draws."""
     teacher = draft["teacher_model_name_or_path"]
     if teacher is None:
         draft.refuse("teacher_model_name_or_path", "is required: a model does not learn from itself", "name a model")
@@ -229,7 +235,6 @@ def _set_gkd(draft: Draft) -> None:
         draft.set("distill.max_new_tokens", draft["max_new_tokens"], "max_new_tokens")
     else:
         draft.drop("the student draws no answers", "temperature", "max_new_tokens")
-    draft.set("data.train_on", "last", why=_LAST)
     draft.assume("the mean of a step", "over its tokens; GKD averages the means of micro-batches", "batch.size")
 
 

@@ -19,7 +19,8 @@ from surefoot.system.errors import InputError
 SOFT_OVERLONG, _LIMIT, _BUFFER = "get_soft_overlong_punishment", 1280, 256  # as TRL's scripts call it
 _MATH = "math-verify there reads the first LaTeX answer, here the last formula; a wrong key is refused before step 1"
 # TRL's name -> (reward, how it differs).
-_OWN: Mapping[str, tuple[dict[str, Any], str]] = {
+Rewards = Mapping[str, tuple[dict[str, Any], str]]
+OWN: Rewards = {
     "think_format_reward": ({"name": "regex", "pattern": r"(?s)\A<think>(?!.*<think>).*?</think>"}, ""),
     "accuracy_reward": ({"name": "math", "field": "solution"}, _MATH),
     "reasoning_accuracy_reward": (
@@ -31,7 +32,7 @@ _CALLED_WITH = ("prompts", "completions", "completion_ids")
 _ONLY_THERE = ("trainer_state", "environments", "log_extra", "log_metric")  # also passed by TRL, but not by surefoot
 
 
-def set_rewards(draft: Draft, functions: str, weights: str, model: str | None, limit: str) -> None:
+def set_rewards(draft: Draft, functions: str, weights: str, model: str | None, limit: str, own: Rewards = OWN) -> None:
     """Set grpo.rewards, and grpo.overlong for TRL's penalty of long answers.
 
     functions, weights, model, limit: names of the settings with the functions, their weights, a reward model (None: the
@@ -56,7 +57,7 @@ def set_rewards(draft: Draft, functions: str, weights: str, model: str | None, l
             if name == SOFT_OVERLONG:
                 _set_overlong(draft, functions, share, draft[limit])
                 continue
-            term, why = _model(str(name)) if from_model else _term(draft, str(name), models=model is None)
+            term, why = _model(str(name)) if from_model else _term(draft, str(name), own, models=model is None)
         except Refusal as refusal:
             draft.refuse(model if from_model and model else functions, refusal.what, refusal.fix)
             continue
@@ -93,7 +94,7 @@ def _name(term: Mapping[str, Any]) -> str | None:
     path, _, function = said["name"].rpartition(":")
     if said.get("convention") == "trl":
         return f"{path.removesuffix('.py').replace('/', '.')}.{function}"
-    own = next((name for name, (mine, _) in _OWN.items() if mine == said), None)
+    own = next((name for name, (mine, _) in OWN.items() if mine == said), None)
     return said["name"].removeprefix("./") if _is_model(said) else own
 
 
@@ -110,17 +111,18 @@ def _model(name: str) -> tuple[dict[str, Any], str]:
     return {"name": name if "/" in name else f"./{name}"}, why
 
 
-def _term(draft: Draft, name: str, *, models: bool) -> tuple[dict[str, Any], str]:
+def _term(draft: Draft, name: str, own: Rewards, *, models: bool) -> tuple[dict[str, Any], str]:
     """Return the reward, and how it differs from TRL's. models: whether a name may be a reward model's."""
-    if name in _OWN:
-        return _OWN[name]
+    if name in own:
+        return own[name]
     if models and "/" in name:
         return _model(name)
     file, _, function = name.rpartition(":")  # of a script that was taken over
     module, _, function = (file, "", function) if file else name.rpartition(".")
     if not module:
         raise Refusal(
-            f"TRL has no reward {name}", f"use one of {', '.join([*_OWN, SOFT_OVERLONG])}, or MODULE.FUNCTION"
+            f"surefoot knows no reward {name} of {draft.dialect.tool}",
+            f"use one of {', '.join([*own, SOFT_OVERLONG])}, or MODULE.FUNCTION",
         )
     path = file or f"{module.replace('.', '/')}.py"
     try:
