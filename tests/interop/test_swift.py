@@ -109,6 +109,27 @@ def test_what_settings_become(words, key, value):
     assert config(words)[key] == value
 
 
+@pytest.mark.parametrize(
+    ("model", "environment", "pixels"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "MAX_PIXELS=50000", 63 * 28 * 28),
+        ("Qwen/Qwen3-VL-4B-Instruct", "MAX_PIXELS=50000 IMAGE_MAX_TOKEN_NUM=100", 102400),
+        ("Qwen/Qwen2.5-7B-Instruct", "MAX_PIXELS=50000", None),
+        ("Qwen/Qwen3.5-4B", "MAX_PIXELS=50000", 48 * 32 * 32),
+    ],
+)
+def test_variables_of_qwens_own_package(model, environment, pixels):
+    assert config(f"--model {model}", environment=environment)["data"].get("max_pixels") == pixels
+
+
+def test_variables_of_a_file():
+    text = {"model": "m", "dataset": "d.jsonl", "tuner_type": "lora", "ENV": {"NPROC_PER_NODE": 2}}
+    found = translate_file("sft.json", json.dumps(text), [], Options())
+    assert (found.config["parallel"]["nproc"], found.environment["NPROC_PER_NODE"]) == (2, "2")
+    with raises_fault("SF-TRANSLATE-SETTING", "sft.json:1:60"):
+        translate_file("sft.json", json.dumps({**text, "ENV": "NPROC_PER_NODE=2"}), [], Options())
+
+
 def test_a_stream_is_read_as_far_as_the_steps_need():
     data = config("--dataset a/b --streaming true --max_steps 10")["data"]
     assert data["train"] == {"path": "a/b", "streaming": True, "max_samples": 160}

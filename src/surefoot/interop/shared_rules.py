@@ -28,6 +28,7 @@ from surefoot.system.errors import Fault, InputError
 
 KEEP_ALL = 1000  # checkpoint.keep for a tool that deletes no checkpoint; the key has no value for all
 EIGHT_BITS = "8-bit weights as in bitsandbytes; activations are not rounded (LLM.int8() rounds them on a GPU)"
+SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
 LAYERS_WHOLE = "surefoot keeps layers whole and shards the weights: the same sums, more memory for a process"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"

@@ -173,6 +173,17 @@ def read_only_flags(
     return words
 
 
+def without_variables(words: Sequence[Word], name: str) -> tuple[list[Word], dict[str, str]]:
+    """Return the settings without the one of that name, and the variables that it sets (`env: {NAME: value}`)."""
+    held = [word for word in words if word.name == name and word.value]
+    for word in held:
+        if not isinstance(word.value, dict):
+            what = f"{name}: expected names with their values"
+            raise setting_error(word.where, what, f"write {name}: {{NAME: value}}")
+    found = {str(own): str(value) for word in held for own, value in word.value.items()}
+    return [word for word in words if word.name != name], found
+
+
 def is_flag(text: str) -> bool:
     """Return whether a word of a command is a flag; -1 and -0.5 are numbers."""
     return _FLAG.fullmatch(text.partition("=")[0]) is not None and text.startswith("-")

@@ -19,7 +19,7 @@ from surefoot.interop.llamafactory.data import (
 from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, SCALED, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -110,9 +110,6 @@ def _continue(draft: Draft, shape: tuple[str, ...]) -> None:
         set_initial(draft, "adapter_name_or_path", shape, dropout=draft["stage"] not in ("dpo", "kto"))
 
 
-_SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
-
-
 def set_vision(draft: Draft) -> None:
     for name, part in (("freeze_vision_tower", "tower"), ("freeze_multi_modal_projector", "projector")):
         if draft[name]:
@@ -127,7 +124,7 @@ def set_vision(draft: Draft) -> None:
         else:
             draft.drop("has no effect with LoRA in LLaMA-Factory", name)
     if draft.given("image_max_pixels") or (str(draft["template"]).startswith("qwen") and draft["template"] in PICTURED):
-        draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels", why=_SCALED)
+        draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels", why=SCALED)
 
 
 def set_quantization(draft: Draft) -> None:

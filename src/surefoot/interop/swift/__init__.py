@@ -32,6 +32,7 @@ from surefoot.interop.words import (
     read_only_flags,
     read_pairs,
     top_keys,
+    without_variables,
 )
 
 NAME = "ms-swift"
@@ -48,7 +49,8 @@ _MORE_LISTS = (  # beside those that are names
 )
 _ENVIRONMENT = {
     "NPROC_PER_NODE": "the number of processes (parallel.nproc)",
-    "MAX_PIXELS": "see max_pixels",
+    **dict.fromkeys(("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM"), "data.max_pixels, for Qwen's models that see"),
+    **dict.fromkeys(("VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS_MAX_FRAMES", "FPS"), "surefoot reads no video"),
     **dict.fromkeys(("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), "surefoot runs on one machine"),
 }
 
@@ -97,7 +99,8 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 
 
 def _translated(verb: str, words: Sequence[Word], command: Command, options: Options) -> Translation:
-    words, environment = _environment(words, command)
+    words, own = without_variables(words, "ENV")
+    environment = {**own, **command.environment}
     count = _processes(command, environment)
     command = replace(command, environment=environment, facts={**command.facts, "processes": count})
     given = {ALIASES.get(word.name, word.name): word.value for word in words if word.value is not None}
@@ -150,19 +153,12 @@ def _rules(verb: str, method: str) -> tuple[Any, ...]:
     }
     usual = tuple(own.get(rule, rule) for rule in trainer.RULES)
     last = (rules.set_packing, rules.set_more, *((rules.set_method,) if method else ()))
-    begun = (stage, set_model, rules.set_adapter, set_data, rules.set_texts, rules.set_precision)
+    begun = (stage, set_model, rules.set_adapter, set_data, rules.set_texts, rules.set_pixels, rules.set_precision)
     return (*begun, _set_rate, trainer.set_checkpointing, trainer.set_do_train, *usual, *last)
 
 
 def _set_rate(draft: Draft) -> None:
     draft.set("optim.lr", draft["learning_rate"], "learning_rate")
-
-
-def _environment(words: Sequence[Word], command: Command) -> tuple[list[Word], dict[str, str]]:
-    """Return the settings, and the variables of the file's `ENV` with those of the command."""
-    held = next((word.value for word in words if word.name == "ENV" and isinstance(word.value, dict)), {})
-    own = {str(name): str(value) for name, value in held.items()}
-    return [word for word in words if word.name != "ENV"], {**own, **command.environment}
 
 
 def _processes(command: Command, environment: Mapping[str, str]) -> int:
@@ -192,4 +188,5 @@ SWIFT = Tool(
     from_file,
     environment_note=environment_note,
     log=lambda translation: ToolLog(row=trainer_row),
+    rows=rows_of(""),
 )

@@ -6,6 +6,7 @@ swift/template, swift/loss_scale, swift/rlhf_trainers of ms-swift 4 (August 2026
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from surefoot.families.other_templates import PREFIX
@@ -15,10 +16,11 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.model_templates import UNTHINKING, template_of
 from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Refusal
-from surefoot.interop.shared_rules import EIGHT_BITS, LAYERS_WHOLE, set_batch, set_rows, targets_or_pattern
+from surefoot.interop.shared_rules import EIGHT_BITS, LAYERS_WHOLE, SCALED, set_batch, set_rows, targets_or_pattern
 from surefoot.interop.swift.data import hub_model
 from surefoot.interop.trl.group import set_grpo
 from surefoot.interop.trl.methods import METHODS, set_dpo_losses, set_student
+from surefoot.interop.words import plain_count
 
 _NAMED = {  # its templates -> ours
     "qwen": f"{PREFIX}qwen2_vl", "qwen2_5": f"{PREFIX}qwen", "qwen3": UNTHINKING, "chatml": f"{PREFIX}chatml",
@@ -139,6 +141,21 @@ def set_adapter(draft: Draft) -> None:
         draft.refuse("target_modules", "all-linear is one of several here", "name the others in modules_to_save")
     else:
         draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, "target_modules")
+
+
+_SIDES = ((r"qwen2(\.5)?-(vl|omni)", 28), (r"qwen3-(vl|omni)|qwen3\.\d", 32))  # family -> pixels beside a token
+
+
+def set_pixels(draft: Draft) -> None:
+    """Set data.max_pixels from the variables that ms-swift reads for Qwen's models: tokens of a picture, or pixels."""
+    name = (draft["model"] or "").rstrip("/").rpartition("/")[2].lower()
+    side = next((side for family, side in _SIDES if re.match(family, name)), None)
+    tokens, pixels = (
+        plain_count(draft.environment.get(one, "").strip()) for one in ("IMAGE_MAX_TOKEN_NUM", "MAX_PIXELS")
+    )
+    if side and (tokens or pixels) and draft["max_pixels"] is None:
+        most = (tokens or (pixels or 0) // side**2) * side**2
+        draft.set("data.max_pixels", most, why=f"IMAGE_MAX_TOKEN_NUM or MAX_PIXELS; {SCALED}")
 
 
 def set_texts(draft: Draft) -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from surefoot.interop import trainer
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Dialect, Draft
-from surefoot.interop.faults import command_error, setting_error
+from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, FirstRecord, Options, inherited
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, truth
 from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows
@@ -28,7 +28,15 @@ from surefoot.interop.trl.group import GROUP_ALIASES
 from surefoot.interop.trl.launch import launched, starts
 from surefoot.interop.trl.methods import METHODS, pairs_rule, rows_of
 from surefoot.interop.trl.rows import OWN_ROWS
-from surefoot.interop.words import Word, parse_document, read_document, read_only_flags, read_pairs, top_keys
+from surefoot.interop.words import (
+    Word,
+    parse_document,
+    read_document,
+    read_only_flags,
+    read_pairs,
+    top_keys,
+    without_variables,
+)
 from surefoot.method_facts.losses import OTHER_WAYS
 
 NAME = "TRL"
@@ -261,8 +269,8 @@ def _translated(
 ) -> Translation:
     """Translate the settings of a method. launches: whether TRL's command starts the processes, with accelerate."""
     dialect = _dialect(method)
-    command = replace(command, environment={**_environment(words), **command.environment})
-    words = [word for word in words if word.name != "env"]
+    words, environment = without_variables(words, "env")
+    command = replace(command, environment={**environment, **command.environment})
     notes: tuple[Note, ...] = ()
     if launches:
         of_the_launch = [word for word in words if starts(word, dialect.rows)]
@@ -294,16 +302,6 @@ def _methods(path: str, words: Sequence[Word], first: FirstRecord) -> list[str]:
     answered = {"sft"} if "prompt" not in record or "completion" in record else {"grpo", "rloo"}
     of_kind = {(True, False): {"dpo", "reward", "orpo", "cpo"}, (False, True): {"kto"}, (False, False): answered}
     return [name for name in fitting if name in of_kind.get(kind, known)] or fitting
-
-
-def _environment(words: Sequence[Word]) -> dict[str, str]:
-    """Return the file's `env: {NAME: value}`."""
-    word = next((word for word in words if word.name == "env" and word.value), None)
-    if word is None:
-        return {}
-    if not isinstance(word.value, dict):
-        raise setting_error(word.where, "env: expected names with their values", "write env: {NAME: value}")
-    return {str(name): str(value) for name, value in word.value.items()}
 
 
 def _fitting(ours: Ours) -> Mapping[str, Mapping[str, Row]]:
