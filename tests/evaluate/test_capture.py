@@ -28,10 +28,12 @@ from surefoot.system.errors import InputError
 LENGTH = 24
 
 
-@pytest.fixture(autouse=True)
-def few_pictures(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures():
     """Sheets of heat maps take longer than captures; one test draws them."""
-    monkeypatch.setattr(capture_pictures, "_SHEETS", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture_pictures, "_SHEETS", 0)
+        yield
 
 
 @pytest.fixture(scope="module")
