@@ -4,6 +4,7 @@ No code is passed over in silence: what left no line is in order, or does not ap
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.plan import Choice
 from surefoot.planning.precision import NARROW
+from surefoot.planning.probes import child
 from surefoot.runs.trial import ready
 from surefoot.system import hardware
 from surefoot.system.messages import size_text
@@ -292,6 +294,7 @@ def test_the_machine_alone_is_measured_once_and_anew_where_that_is_asked(monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "hub_line", lambda: module.ok("HUB", "it answers"))
     asked = []
+    monkeypatch.setattr(child, "run_request", cache(child.run_request))  # which takes a second, and copies tell enough
     monkeypatch.setattr("surefoot.planning.probes.timing.copy_rate", lambda device: asked.append(device) or 1e10)
     examine(None)
     found = examine(None)
