@@ -3,10 +3,11 @@
     make grpo-vllm        # after tools/grpo_vllm.py
 
 The judge is an HTTP grader that asks a chat model for its own answer: the quickstart's run, which the same vLLM serves
-beside the policy. An answer's score is the share of its words that the chat model's has. With `grpo.ahead: 1` the run
-is killed by SIGKILL while answers are drawn, resumed, interrupted by Ctrl-C while answers are drawn, and resumed.
-Prints a line for each step; the exit code is 1 where engine and trainer are further apart than rounding explains, a
-step or an answer is missing or there twice, a checkpoint asks for nothing, or the reward does not rise.
+beside the policy, or the policy itself where all weights train. An answer's score is the share of its words that the
+chat model's has. With `grpo.ahead: 1` the run is killed by SIGKILL while answers are drawn, resumed, interrupted by
+Ctrl-C while answers are drawn, and resumed. Prints a line for each step; the exit code is 1 where engine and trainer
+are further apart than rounding explains, a step or an answer is missing or there twice, a checkpoint asks for nothing,
+or the reward does not rise.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 import surefoot
-from grpo_vllm import APART, BASE, SETTINGS, WORDS
+from grpo_vllm import APART, BASE, SETTINGS, WORDS, untied
 from served import PYTHON, WORK, install, running
 from served import trained as quickstart
 from surefoot.system.posting import server
@@ -42,8 +43,8 @@ Row = dict[str, Any]
 
 
 @contextmanager
-def judging(address: str) -> Iterator[tuple[str, list[float]]]:
-    """The grader's address, and when it was asked."""
+def judging(address: str, model: str) -> Iterator[tuple[str, list[float]]]:
+    """The grader's address, and when it was asked. model: the chat model's name at the server's address."""
     chat, asked = server(address, "judge"), []
 
     class Judge(BaseHTTPRequestHandler):
@@ -55,7 +56,7 @@ def judging(address: str) -> Iterator[tuple[str, list[float]]]:
                 turns = [{"role": "user", "content": record["prompt"]}]
                 said = chat.post(
                     "/v1/chat/completions",
-                    {"model": "judge", "messages": turns, "max_tokens": 12, "temperature": 0},
+                    {"model": model, "messages": turns, "max_tokens": 12, "temperature": 0},
                 )["choices"][0]["message"]["content"]
                 words, known = answer.split(), said.strip(".").split()
                 scores.append({"score": sum(word in known for word in words) / max(1, len(words)), "reason": said})
@@ -77,16 +78,14 @@ def judging(address: str) -> Iterator[tuple[str, list[float]]]:
         grader.shutdown()
 
 
-def config_of(name: str, address: str, judge: str) -> dict[str, Any]:
+def config_of(name: str, address: str, judge: str, trains: dict[str, Any]) -> dict[str, Any]:
     grpo = {"group": GROUP, "max_new_tokens": 12, "ahead": 1, "engine": "vllm", "vllm_url": address}
     return {
         "stage": "grpo",
-        "model": str(BASE),
-        "adapter": {"kind": "lora", "rank": 8},
+        **trains,
         "data": {"train": str(FOLDER / "prompts.jsonl"), "max_length": 64},
         "grpo": {**grpo, "rewards": [judge], "mismatch": "stop", "mismatch_bound": APART},
         "batch": {"size": ANSWERS},
-        "optim": {"lr": 1e-2, "schedule": "constant"},
         "precision": "fp32",
         "duration": f"{STEPS} steps",
         "log_every": 1,
@@ -147,18 +146,14 @@ def checks(run: Path, codes: list[int], drawing: list[list[list[int]]]) -> dict[
     }
 
 
-def main() -> int:
-    install()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
-    things = ("owl", "heron", "trout", "elm", "rose", "tram", "oboe", "harp")
-    rows = [json.dumps({"prompt": f"Where is the {thing}?"}) for thing in things]
-    (FOLDER / "prompts.jsonl").write_text("\n".join(rows) + "\n")
-    judge = json.dumps({"name": "judge", "path": str(quickstart("dense"))})
-    words = [str(PYTHON.with_name("vllm")), "serve", str(BASE), "--enable-lora", "--max-lora-rank", "16"]
-    words += ["--max-loras", "3", "--lora-modules", judge, *WORDS]
-    with running(words, WORK / "grpo-ahead.log", SETTINGS) as address, judging(address) as (grader, asked):
-        config, whole = config_of("cut", address, grader), config_of("whole", address, grader)
+def tried(name: str, words: list[str], judge: str, trains: dict[str, Any]) -> bool:
+    """words: behind `vllm serve`. judge: the chat model's name there. trains: keys of the config."""
+    words = [str(PYTHON.with_name("vllm")), "serve", *words, *WORDS]
+    with (
+        running(words, WORK / f"grpo-ahead-{name}.log", SETTINGS) as address,
+        judging(address, judge) as (grader, asked),
+    ):
+        config, whole = (config_of(f"{name}-{one}", address, grader, trains) for one in ("cut", "whole"))
         run = Path(config["output"])
         codes, drawing = [], []
         for number, after, how in (
@@ -168,21 +163,44 @@ def main() -> int:
             codes.append(stop(config, asked, number, after, *how))
             drawing.append(asks(run))
         surefoot.train(config, resume=True, stream=io.StringIO())
-        surefoot.train(whole, stream=io.StringIO())
-    print("\nahead\n step  reward  ratio  mismatch  largest  sample size")
+        if judge == "judge":
+            surefoot.train(whole, stream=io.StringIO())
+    print(f"\nahead, {name}\n step  reward  ratio  mismatch  largest  sample size")
     for row in steps_of(run):
         told = f"{row['reward']:7.3f}  {row['ratio']:.3f}  {row['mismatch']:.1e}  {row['mismatch_most']:.1e}"
         print(f"{row['current_steps']:5d} {told}  {row['sample_size']:.4f}")
-    both = zip(lines_of(run, "answers.jsonl"), lines_of(Path(whole["output"]), "answers.jsonl"), strict=True)
-    same = sum(one["answer"] == other["answer"] for one, other in both)
-    print(f"{same} of {STEPS * ANSWERS} answers are those of a run in one go")
-    weights = [load_file(Path(one["output"]) / "adapter_model.safetensors") for one in (config, whole)]
-    apart = max(float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0])
-    print(f"largest difference of a weight from that run: {apart:.1e}")
+    if judge == "judge":
+        beside(run, Path(whole["output"]))
     found = checks(run, codes, drawing)
     for what, right in found.items():
         print(f"{'ok   ' if right else 'WRONG'} {what}", flush=True)
-    return int(not all(found.values()))
+    return all(found.values())
+
+
+def beside(run: Path, whole: Path) -> None:
+    """Print how near the run came to one in one go, which vLLM does not promise."""
+    both = zip(lines_of(run, "answers.jsonl"), lines_of(whole, "answers.jsonl"), strict=True)
+    same = sum(one["answer"] == other["answer"] for one, other in both)
+    cut, other = (load_file(folder / "adapter_model.safetensors") for folder in (run, whole))
+    apart = max(float((cut[name] - other[name]).abs().max()) for name in cut)
+    print(
+        f"{same} of {STEPS * ANSWERS} answers are those of a run in one go, and weights are at most {apart:.1e} apart"
+    )
+
+
+def main() -> int:
+    install()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+    things = ("owl", "heron", "trout", "elm", "rose", "tram", "oboe", "harp")
+    rows = [json.dumps({"prompt": f"Where is the {thing}?"}) for thing in things]
+    (FOLDER / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    chat = json.dumps({"name": "judge", "path": str(quickstart("dense"))})
+    adapted = ["--enable-lora", "--max-lora-rank", "16", "--max-loras", "3", "--lora-modules", chat]
+    adapter = {"model": str(BASE), "adapter": {"kind": "lora", "rank": 8}, "optim": {"lr": 1e-2}}
+    right = [tried("adapter", [str(BASE), *adapted], "judge", adapter)]
+    right.append(tried("all-weights", [str(untied())], "base", {"model": str(untied()), "optim": {"lr": 1e-3}}))
+    return int(not all(right))
 
 
 if __name__ == "__main__":
