@@ -21,7 +21,7 @@ from methods.distill.test_run import UNEQUAL, world
 
 __all__ = ["world"]
 # Where: number of the first request that is not answered, last step before it.
-WAITS = {"step": (9, 2), "evaluation": (5, 1), "reward": (3, 1)}
+WAITS = {"step": (9, 2), "evaluation": (5, 1), "grpo": (3, 1), "ppo": (3, 1)}
 HEEDS_NO_SERVER = "module.StopRequest.gives_up = lambda own, give_up: None"
 
 
@@ -50,10 +50,14 @@ class Silent:
 
 
 def config_of(world: Path, output: Path, where: str, address: str) -> Path:
-    if where == "reward":
-        own = {"stage": "grpo", "grpo": {"rewards": [address], "group": 2, "max_new_tokens": 4}}
-    else:
-        own = {"stage": "distill", "distill": {"teacher": address, "top": 8}, "eval_every": "1 steps"}
+    match where:
+        case "grpo":
+            own = {"stage": "grpo", "grpo": {"rewards": [address], "group": 2, "max_new_tokens": 4}}
+        case "ppo":
+            own = {"stage": "ppo", "ppo": {"reward": address, "max_new_tokens": 4}}
+        case _:
+            own = {"stage": "distill", "distill": {"teacher": address, "top": 8}}
+    own |= {"eval_every": "1 steps"} if where == "evaluation" else {}
     config = {
         **own,
         "model": str(world / "base"),
@@ -66,8 +70,6 @@ def config_of(world: Path, output: Path, where: str, address: str) -> Path:
         "duration": "4 steps",
         "output": str(output),
     }
-    if where != "evaluation":
-        config.pop("eval_every", None)
     file = output.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config))
     return file
@@ -78,11 +80,11 @@ def told(output: Path) -> list[dict[str, Any]]:
 
 
 # An evaluation looks for a signal before each batch, so its twin is no further.
-CASES = [*((where, True) for where in WAITS), ("step", False), ("reward", False)]
+CASES = [*((where, True) for where in WAITS), ("step", False), ("grpo", False)]
 
 
 @pytest.mark.parametrize(
-    ("where", "heeds"), representatives(CASES, ("evaluation", True), ("reward", True), ("step", False))
+    ("where", "heeds"), representatives(CASES, ("evaluation", True), ("grpo", True), ("step", False))
 )
 def test_both_ranks_wait_no_more_and_go_on_bit_for_bit(world, tmp_path, where, heeds):
     """The twin waits for the answer, and is a step further."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from helpers.faults import gives, raises_fault
 from helpers.http_stub import answering
 from helpers.tiny_models import tiny_llama
 from helpers.vllm_answers import completion
+from methods.grpo.test_alongside import drawing
+from surefoot.methods.ppo import start
 from surefoot.system import posting
 from surefoot.system.errors import EnvironmentFault
 
@@ -66,6 +69,19 @@ def test_a_server_is_told_of_the_weights_before_each_rollout(tmp_path):
     assert weights[0] != weights[1]  # the policy had learned in between
     assert (tmp_path / "run" / "adapter_model.safetensors").is_file()
     assert not list((tmp_path / "run").glob(".policy-*"))
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_server_that_computes_with_old_weights_ends_the_run(tmp_path, monkeypatch, looks):
+    """It tells the base's log-probabilities under every name. The twin does not compare after the first rollout."""
+    config = config_of(tmp_path)
+    if not looks:
+        monkeypatch.setattr(start, "check_server", lambda *given: None)
+    with drawing(tmp_path) as (address, _), raises_fault("SF-PLAN-BROKEN", "ppo") if looks else nullcontext():
+        config["ppo"] |= {"engine": "vllm", "vllm_url": address}
+        run(config)
+    rows = (tmp_path / "run" / "trainer_log.jsonl").read_text().splitlines()
+    assert len(rows) == (1 if looks else 2)
 
 
 def test_a_run_with_its_own_engine_asks_no_server(tmp_path):

@@ -77,22 +77,30 @@ def check_start(
         moved = (logprobs - drawn)[known]
         ratio = float(moved.exp().mean())
         if not moved.abs().mean() <= tolerance or not abs(ratio - 1) <= tolerance:
-            what = (
-                f"answers are drawn from another distribution than is learned from: probability ratio {ratio:.4g}, "
-                f"log-probabilities differ by {moved.abs().mean():.3g} per token, and {tolerance:g} is what {compute} "
-                "explains"
-            )
-            faults.append(
-                Fault(
-                    section,
-                    what,
-                    f"check that {section}.engine serves this model; try precision: fp32 or attention: eager",
-                    code="SF-PLAN-BROKEN",
-                )
-            )
+            faults.append(_other_distribution(section, moved, compute))
     if faults:
         raise EnvironmentFault(faults)
     return float(kl.mean()), ratio
+
+
+def check_server(section: str, real: torch.Tensor, logprobs: torch.Tensor, drawn: torch.Tensor, compute: DType) -> None:
+    """Raise EnvironmentFault if a server's log-probabilities of a later rollout are not the policy's: it may say that
+    it has the new weights and compute with old ones. The arguments are those of `check_start`."""
+    moved = (logprobs - drawn)[real].double()
+    moved = moved[~moved.isnan()]
+    if len(moved) and not moved.abs().mean() <= START_TOLERANCE[compute]:
+        raise EnvironmentFault(_other_distribution(section, moved, compute))
+
+
+def _other_distribution(section: str, moved: torch.Tensor, compute: DType) -> Fault:
+    """moved: log-probabilities of the policy less those of the engine, of each token."""
+    what = (
+        f"answers are drawn from another distribution than is learned from: probability ratio "
+        f"{moved.exp().mean():.4g}, log-probabilities differ by {moved.abs().mean():.3g} per token, and "
+        f"{START_TOLERANCE[compute]:g} is what {compute} explains"
+    )
+    fix = f"check that {section}.engine serves this model; try precision: fp32 or attention: eager"
+    return Fault(section, what, fix, code="SF-PLAN-BROKEN")
 
 
 def ratio_text(ratio: float | None) -> str:

@@ -19,6 +19,7 @@ from surefoot.data.batching.rollouts import Cycles, Place, PpoBatch, episode_bat
 from surefoot.methods.method import ACTOR, LoadedModels, Measured, Notify, RunInputs, Task
 from surefoot.methods.policy import write_policy
 from surefoot.methods.ppo.checks import (
+    check_server,
     check_start,
     drawn_suffice,
     dropout_caution,
@@ -154,6 +155,9 @@ class _Cycle:
             seen = (experience.real, experience.logprobs, experience.drawn)
             if ppo.engine == "embedded" and drawn_suffice(*seen, compute):
                 self.memory.take_drawn()
+        elif ppo.engine != "embedded":
+            seen = (experience.real, experience.logprobs, experience.drawn)
+            check_server("ppo", *seen, self.run.plan.precision.compute.value)
         terms = Terms(ppo.reward_clip, ppo.gamma, ppo.gae_lambda, ppo.whiten)
         kl = self.memory.numbers.kl_coef
         penalty = partial(pulled_back, prompts, experience, terms, kl=kl)
