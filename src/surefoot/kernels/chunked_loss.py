@@ -133,11 +133,16 @@ def summed_loss(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torc
     return summed(hidden, head, CrossEntropy(targets))
 
 
-def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of every position, [N]; differentiable in hidden. ValueError for a trainable head."""
+def separate(hidden: torch.Tensor, head: Head, loss: TokenLoss) -> torch.Tensor:
+    """Return the loss of every position, [N]; differentiable in hidden. ValueError for a trainable head."""
     if head.trains and torch.is_grad_enabled():
         raise ValueError("a trainable head needs the sum of the losses")
-    return _losses(hidden, head, CrossEntropy(targets), summed=False)
+    return _losses(hidden, head, loss, summed=False)
+
+
+def token_losses(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of every position, [N]; otherwise as `separate`."""
+    return separate(hidden, head, CrossEntropy(targets))
 
 
 def head_output(

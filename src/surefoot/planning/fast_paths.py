@@ -113,12 +113,13 @@ def loss_obstacle(stage: str, adapter: AdapterPlan | None, model: ModelFacts, sh
     method = METHODS[stage]
     if method.scores:
         return f"stage {stage} computes no logits"
-    if method.rollouts:
+    if method.critic:
         return f"stage {stage} needs the whole distribution over the vocabulary"
     if sharder:
         return f"{sharder} hands the head its weights only while the model's own forward runs"
     if adapter is None:
-        return f"stage {stage} weights each answer separately, and the head is trained" if method.weighs_answers else ""
+        weighs = method.weighs_answers or method.rollouts
+        return f"stage {stage} weights each answer separately, and the head is trained" if weighs else ""
     if model.head in adapter.targets.value or any(model.head.endswith(name) for name in adapter.modules_to_save):
         return "the adapter includes the output head"
     return ""

@@ -53,7 +53,7 @@ class Workload:
     varies: bool = False  # whether micro-batches vary in their number of tokens
     products: int = 0  # shapes of products before step 1 and in the vision tower; 0 while the data are unknown
     kind: str = "cuda"  # device kind: cpu | cuda | mps
-    compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, that a teacher's logits take
+    compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, for a teacher's logits or entropies
     other_logits: bool = False  # whether the teacher's logits of all positions exist at once
     ahead: int = 0  # bytes that drawing in advance keeps in host memory
     holes: Holes = "none"  # heap fragmentation of the C library
@@ -128,6 +128,7 @@ def _products(
 def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Workload:
     """Return the workload with surefoot's kernels."""
     chunked = kernels.loss.value == "chunked"
+    drawn = 1 if chunked and config.method.rollouts else 0  # beside log-probabilities, for the entropy
     return replace(
         work,
         fast_adapter=kernels.adapter.value == "fast",
@@ -135,6 +136,7 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
         fused_norms=kernels.pointwise.value == FUSED,
         fused_gates=kernels.gated.value == FUSED,
         prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # whose values need all rows
+        compared=work.compared + drawn,
         # An unknown family may change its logits: reserve memory for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,
     )

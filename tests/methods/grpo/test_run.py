@@ -31,6 +31,7 @@ from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
 from surefoot.methods.grpo.memory import GroupMemory
 from surefoot.methods.losses import grpo as grpo_losses
+from surefoot.methods.losses.logprobs import drawn_logprobs
 from surefoot.report import events, footer, log_copies, log_marks
 from surefoot.report.comparison import verdict_lines
 from surefoot.system.errors import InputError, NothingLearned
@@ -258,7 +259,8 @@ def test_ratios_are_among_the_tokens_that_could_be_drawn(world, tmp_path, monkey
     assert row["ratio"] == pytest.approx(1.0, abs=RATIO)
     assert row["mismatch"] < RATIO
     assert abs(row["kl"]) < RATIO
-    monkeypatch.setattr("surefoot.methods.grpo.rollout.kept_alone", lambda log_p, kept: log_p)  # twin
+    whole = lambda model, rows, temperature, kept: drawn_logprobs(model, rows, temperature, None)  # noqa: E731
+    monkeypatch.setattr("surefoot.methods.grpo.rollout.drawn_logprobs", whole)  # twin
     with raises_fault("SF-PLAN-BROKEN", "grpo"):
         run(config_of(world, tmp_path / "twin", top_p=0.6))
 

@@ -12,9 +12,18 @@ from helpers.plans import adapter_plan, linear_names
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import IGNORE, Example, PairBatch, collate
 from surefoot.methods.losses import logprobs
-from surefoot.methods.losses.logprobs import adapter_off, answer_logprobs, frozen, token_logprobs, with_reference
+from surefoot.methods.losses.logprobs import (
+    adapter_off,
+    answer_logprobs,
+    drawn_logprobs,
+    frozen,
+    token_logprobs,
+    with_reference,
+)
 from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.methods.losses.sft import supervised_logits
 from surefoot.models.adapters import add_adapter
+from surefoot.models.fast.chunked_head import loss_path
 from surefoot.models.forward import logits_at
 
 FP32 = 1e-5  # of sums of some tens of fp32 log-probabilities, each with a softmax over 330 words
@@ -157,3 +166,32 @@ def test_gradients_are_those_of_a_reference_that_was_known(policy, dtype):
     assert before
     assert len(before) == len(within)
     assert all(torch.equal(*both) for both in zip(before, within, strict=True))
+
+
+DRAWN = torch.tensor([[0, 0, 1, 2, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_drawn_tokens_a_few_positions_at_a_time(base, monkeypatch, kept):
+    """The head is frozen, as under an adapter."""
+    model = base().eval()
+    model.get_output_embeddings().requires_grad_(False)
+    _, targets = supervised_logits(model, ROWS)
+    places = torch.arange(len(targets))
+    could = torch.cat([DRAWN % len(targets), torch.stack([places, targets])], dim=1) if kept else None
+
+    def measured():
+        model.zero_grad()
+        found = drawn_logprobs(model, ROWS, 0.7, could)
+        (found.tokens * torch.linspace(-1, 2, len(targets))).sum().backward()
+        gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+        with torch.no_grad():
+            assert drawn_logprobs(model, ROWS, 0.7, could).entropy is None
+        return torch.cat([found.tokens.detach(), found.entropy, *gradients])
+
+    plain = measured()
+    loss_path(3).install(model)
+    assert float((measured() - plain).norm() / plain.norm()) <= FP32
+    monkeypatch.setattr(logprobs, "separate", None)
+    with pytest.raises(TypeError):  # the twin: that way was taken
+        measured()

@@ -26,9 +26,9 @@ from surefoot.method_facts.losses import GroupLossFacts
 from surefoot.methods.environments.multi_turn import ENVIRONMENT, counted
 from surefoot.methods.grpo.memory import RolloutStatistics
 from surefoot.methods.losses.grpo import group_advantages, overlong_penalty, penalized, without_spread
-from surefoot.methods.losses.mismatch import Correction, kept_alone, mismatch
-from surefoot.methods.losses.ppo import answer_kl, chosen_logprobs, log_distribution, response_mask
-from surefoot.methods.losses.sft import supervised_logits
+from surefoot.methods.losses.logprobs import drawn_logprobs
+from surefoot.methods.losses.mismatch import Correction, mismatch
+from surefoot.methods.losses.ppo import answer_kl, response_mask
 from surefoot.methods.reference import ReferenceModel
 from surefoot.methods.rewards.answers import LOST
 from surefoot.methods.rewards.terms import Graded, Reward
@@ -186,13 +186,8 @@ def _pass(
         kept = None if kept is None else kept.to(how.device)
         for one in asked:
             with inference_mode(one.model), one.use(), how.kernels(), how.forward():
-                tables.append(_logprobs(supervised_logits(one.model, rows), temperature, kept).tolist())
+                tables.append(drawn_logprobs(one.model, rows, temperature, kept).tokens.tolist())
         yield from by_answer(batch, answers, tables)
-
-
-def _logprobs(found: tuple[torch.Tensor, torch.Tensor], temperature: float, kept: torch.Tensor | None) -> torch.Tensor:
-    logits, targets = found
-    return chosen_logprobs(kept_alone(log_distribution(logits, temperature), kept), targets)
 
 
 @dataclass(frozen=True)

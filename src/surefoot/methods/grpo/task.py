@@ -19,7 +19,6 @@ from surefoot.methods.examples import prepare_examples
 from surefoot.methods.grpo.turns import named_environment, turn_marks
 from surefoot.methods.losses.grpo import GroupSettings, group_objective
 from surefoot.methods.losses.mismatch import Correction
-from surefoot.methods.losses.sft import supervised_logits
 from surefoot.methods.method import Task
 from surefoot.methods.rewards.graders import COMPARING, expected_fault
 from surefoot.methods.rewards.terms import needed_fields, open_rewards
@@ -119,7 +118,7 @@ def correction_of(config: RunConfig) -> Correction:
 
 def grpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of prompts under a plan; `start_grpo` adds the models."""
-    objective = group_objective(settings_of(config), supervised_logits)
+    objective = group_objective(settings_of(config))
     return prompts_task(
         config, plan, data, cycles_of(config, plan, data), objective, ratio_bound=config.grpo.ratio_bound
     )

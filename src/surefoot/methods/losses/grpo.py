@@ -28,9 +28,7 @@ Shapes: N response tokens of a batch, V vocabulary, B answers of a batch; P grou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,11 +36,9 @@ from torch import nn
 from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.data.batching.groups import GroupBatch
 from surefoot.method_facts.losses import GroupLossFacts
-from surefoot.methods.losses.mismatch import kept_alone
-from surefoot.methods.losses.ppo import chosen_logprobs, entropy_seen, log_distribution
+from surefoot.methods.losses.logprobs import drawn_logprobs
 from surefoot.training.objective import LossSum, Objective
 
-Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at the answers' positions, targets [N]
 _EPS = 1e-4  # added to a deviation, as in the published code
 
 
@@ -67,22 +63,18 @@ class GroupSettings:
     kl_by_ratio: bool = False
 
 
-def group_objective(settings: GroupSettings, policy: Logits) -> Objective:
-    """Make the loss as an objective for `GroupBatch`.
-
-    policy: computes logits with the step's model.
-    """
+def group_objective(settings: GroupSettings) -> Objective:
+    """Make the loss as an objective for `GroupBatch`."""
 
     def group_loss(model: nn.Module, batch: GroupBatch) -> LossSum:
         """Sum the loss as defined above. sums, each a mean over the answers' tokens once divided by the weight:
         entropy, ratio, clip_low, clip_high (fractions clipped), approx_kl of the old policy from the new one, and kl if
         it is in the loss."""
-        logits, targets = policy(model, batch.rows)
-        with torch.autocast(logits.device.type, enabled=False):
-            everything = kept_alone(log_distribution(logits, settings.temperature), batch.kept)
-            found = group_terms(settings, chosen_logprobs(everything, targets), batch)
-            entropy = entropy_seen(everything, found.share)
-        return LossSum(found.loss, {"entropy": entropy, **found.sums})
+        drawn = drawn_logprobs(model, batch.rows, settings.temperature, batch.kept)
+        with torch.autocast(drawn.tokens.device.type, enabled=False):
+            found = group_terms(settings, drawn.tokens, batch)
+        entropy = {} if drawn.entropy is None else {"entropy": (drawn.entropy * found.share).sum()}
+        return LossSum(found.loss, {**entropy, **found.sums})
 
     return group_loss
 

@@ -27,7 +27,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, in_rows
-from surefoot.kernels.chunked_loss import Head, token_losses
+from surefoot.kernels.chunked_loss import Head, separate, token_losses
+from surefoot.kernels.drawn_tokens import DrawnTokens
+from surefoot.methods.losses.mismatch import kept_alone
+from surefoot.methods.losses.ppo import chosen_logprobs, entropies, log_distribution
 from surefoot.methods.losses.sft import supervised_logits, supervised_places
 from surefoot.models.fast.chunked_head import chunked_head
 from surefoot.models.forward import hidden_at
@@ -79,6 +82,36 @@ def _chunked(model: nn.Module, rows: Batch, head: Head) -> torch.Tensor:
     """The same for a frozen head. With a trained head the weight of a token is only known in the backward pass."""
     places, targets = supervised_places(rows)
     return -token_losses(hidden_at(model, rows, places), head, targets)
+
+
+@dataclass(frozen=True)
+class DrawnLogProbs:
+    """Log-probabilities of drawn tokens, over the tokens that could be drawn.
+
+    tokens: [N] fp32, differentiable, in the order of the targets.
+    entropy: [N], of the distribution at each token; None without gradients, where it is not logged.
+    """
+
+    tokens: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+def drawn_logprobs(model: nn.Module, rows: Batch, temperature: float, kept: torch.Tensor | None) -> DrawnLogProbs:
+    """Return the log-probabilities of the answers' tokens under the distribution that they were drawn from.
+
+    kept: [2, M], positions and tokens that could be drawn there; None: every token could.
+    """
+    head = chunked_head(model)
+    if head is not None and not head.trains:
+        places, targets = supervised_places(rows)
+        loss = DrawnTokens(targets, temperature, kept)
+        found = -separate(hidden_at(model, rows, places), head, loss)
+        return DrawnLogProbs(found, loss.entropy if torch.is_grad_enabled() else None)
+    logits, targets = supervised_logits(model, rows)
+    with torch.autocast(logits.device.type, enabled=False):
+        everything = kept_alone(log_distribution(logits, temperature), kept)
+        entropy = entropies(everything) if torch.is_grad_enabled() else None
+        return DrawnLogProbs(chosen_logprobs(everything, targets), entropy)
 
 
 def answer_logprobs(model: nn.Module, rows: Batch, also: int = 0) -> AnswerLogProbs:

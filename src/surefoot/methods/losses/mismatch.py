@@ -23,9 +23,8 @@ from dataclasses import dataclass
 
 import torch
 
+from surefoot.kernels.drawn_tokens import NEVER
 from surefoot.method_facts.losses import CorrectionKind
-
-_NEVER = -1e30  # log-probability of excluded tokens; unlike -inf, 0 times it is 0
 
 
 @dataclass(frozen=True)
@@ -80,4 +79,4 @@ def kept_alone(log_p: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
         return log_p
     left_out = torch.ones_like(log_p, dtype=torch.bool)
     left_out[kept[0], kept[1]] = False
-    return log_p.masked_fill(left_out, _NEVER).log_softmax(dim=-1)
+    return log_p.masked_fill(left_out, NEVER).log_softmax(dim=-1)

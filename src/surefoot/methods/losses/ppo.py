@@ -72,7 +72,7 @@ def ppo_objective(settings: PpoSettings, actor: Logits, critic: Values) -> Objec
         with torch.autocast(logits.device.type, enabled=False):
             everything = log_distribution(logits, settings.temperature)
             logprobs = chosen_logprobs(everything, targets)
-            entropy = token_entropy(everything).sum() if settings.entropy > 0 else entropy_seen(everything)
+            entropy = (token_entropy if settings.entropy > 0 else entropies)(everything).sum()
             policy, sums = policy_loss(logprobs, batch.old_logprobs, batch.advantages, settings.ratio_clip)
             value = value_loss(values.float(), batch.old_values, batch.returns, settings.value_clip)
             loss = policy + value - settings.entropy * entropy
@@ -129,13 +129,9 @@ def token_entropy(log_p: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def entropy_seen(log_p: torch.Tensor, share: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the sum of `token_entropy` for logging, in chunks, so that no second [N, V] exists.
-
-    share: weight of each row, [N]; None: 1.
-    """
-    parts = [token_entropy(rows) for rows in log_p.split(_ROWS)]
-    return torch.stack([part.sum() for part in parts]).sum() if share is None else (torch.cat(parts) * share).sum()
+def entropies(log_p: torch.Tensor) -> torch.Tensor:
+    """Return `token_entropy` for logging, [N], in chunks, so that no second [N, V] exists."""
+    return torch.cat([token_entropy(rows) for rows in log_p.split(_ROWS)])
 
 
 def at_places(values: torch.Tensor, batch: Batch) -> torch.Tensor:

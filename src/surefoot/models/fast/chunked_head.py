@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -74,17 +73,14 @@ def changes_logits(model: nn.Module) -> bool:
 
 
 def _change_of(model: PreTrainedModel) -> tuple[float, float | None]:
-    return read_logit_change(partial(_value, model.config.get_text_config()))
-
-
-def _value(config: Any, key: str) -> Any:
-    return getattr(config, key, None)
+    config = model.config.get_text_config()
+    return read_logit_change(lambda key: getattr(config, key, None))
 
 
 @contextmanager
 def watched_logits(model: nn.Module, see: Callable[[nn.Module, torch.Tensor], None]) -> Iterator[None]:
-    """Context in which `see(head, logits)` is called with the logits of every head with the path installed, chunk by
-    chunk. They do not pass through the head's module, so hooks on it would not see them."""
+    """Context in which `see(head, output)` is called with the output of every head with the path installed, chunk by
+    chunk. It does not pass through the head's module, so hooks on it would not see them."""
     heads = [module for module in model.modules() if module in _ROWS]
     for head in heads:
         _SEERS[head] = partial(see, head)

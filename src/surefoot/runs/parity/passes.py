@@ -21,13 +21,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batching.batch import Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
+from surefoot.data.batching.batch import IGNORE, Batch, JudgedBatch, PairBatch, PromptBatch, Weighted
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.subsets import end_of_one, part_within, shortest, with_fewer_targets
-from surefoot.methods.losses.logprobs import frozen
+from surefoot.methods.losses.logprobs import drawn_logprobs, frozen
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
-from surefoot.models.forward import hidden_states, logits_at
+from surefoot.models.forward import hidden_states
 from surefoot.models.ppo_models import PPOModels
 from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import RunPlan
@@ -72,7 +72,8 @@ def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
     places = next_is_real.flatten().nonzero().squeeze(1)
     targets = ids.flatten().index_select(0, places + 1)
     if not isinstance(model, PPOModels):
-        return LossSum(F.cross_entropy(logits_at(model, batch.rows, places).float(), targets, reduction="sum"))
+        follows = torch.where(next_is_real, ids.roll(-1, dims=1), IGNORE)
+        return LossSum(-drawn_logprobs(model, replace(batch.rows, targets=follows), 1.0, None).tokens.sum())
     logits = model.actor_logits_at(batch.rows, places)
     values = model.values(batch.rows)[real]
     return LossSum(F.cross_entropy(logits.float(), targets, reduction="sum") + values.float().sum())
