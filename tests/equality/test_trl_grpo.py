@@ -30,8 +30,13 @@ def weights_of(correction: Correction) -> torch.Tensor:
     return correction.weights(padded(DRAWN) - padded(ENGINE), real)[0]
 
 
-def batches_of(settings: GroupSettings, micro: int, correction: Correction | None = None) -> list[GroupBatch]:
-    """The answers in batches of so many. The number of each is its place, by which gradients are found again."""
+def batches_of(
+    settings: GroupSettings, micro: int, correction: Correction | None = None, order: int = 1
+) -> list[GroupBatch]:
+    """The answers in batches of so many. The number of each is its place, by which gradients are found again.
+
+    order: -1 turns it around.
+    """
     weights = None if correction is None else weights_of(correction)
     advantages = group_advantages(torch.tensor(REWARDS).reshape(-1, GROUP), settings.facts).flatten()
     episodes = [
@@ -49,14 +54,14 @@ def batches_of(settings: GroupSettings, micro: int, correction: Correction | Non
         )
         for place, own in enumerate(POLICY)
     ]
-    return group_batches(episodes, micro, 0, of_tokens=settings.facts.mean == "tokens")
+    return group_batches(episodes[::order], micro, 0, of_tokens=settings.facts.mean == "tokens")
 
 
 def found(
-    settings: GroupSettings, micro: int, correction: Correction | None = None
+    settings: GroupSettings, micro: int, correction: Correction | None = None, order: int = 1
 ) -> tuple[float, dict[int, list[float]]]:
     """The loss of the step, and the gradient by the log-probabilities of each answer."""
-    batches = batches_of(settings, micro, correction)
+    batches = batches_of(settings, micro, correction, order)
     weight = sum(one.weight for one in batches)
     loss, gradients = 0.0, {}
     for batch in batches:
@@ -68,10 +73,10 @@ def found(
     return loss, gradients
 
 
-@pytest.mark.parametrize("micro", [6, 4, 1])
+@pytest.mark.parametrize(("micro", "order"), [(6, 1), (4, 1), (1, 1), (4, -1)])
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_are_trls_in_any_split(name, micro):
-    loss, gradients = found(settings_of(name), micro)
+def test_loss_and_gradient_are_trls_in_any_split_and_order(name, micro, order):
+    loss, gradients = found(settings_of(name), micro, order=order)
     assert loss == pytest.approx(TRL[name]["loss"], rel=CLOSE)
     for place, wanted in enumerate(TRL[name]["gradient"]):
         assert gradients[place] == pytest.approx(wanted, rel=CLOSE, abs=1e-9)

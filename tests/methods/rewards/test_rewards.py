@@ -9,6 +9,7 @@ import pytest
 
 from helpers.faults import raises_fault
 from surefoot.config.methods import RewardTerm
+from surefoot.methods.rewards import terms
 from surefoot.methods.rewards.answers import Answers
 from surefoot.methods.rewards.graders import expected_fault
 from surefoot.methods.rewards.terms import grade_all, needed_fields, of_function, open_rewards
@@ -168,7 +169,7 @@ def test_a_function_that_would_take_prompts_for_answers_is_refused_before_it_is_
         open_rewards([RewardTerm(name="own.py:score", convention=convention)])
 
 
-def test_what_is_lost_is_never_0():
+def test_what_is_lost_is_never_0(monkeypatch):
     """verl#5635: a grader that raises; OpenRLHF#1219: 0.0 that was taken for none."""
 
     def score(prompts, responses):
@@ -186,6 +187,9 @@ def test_what_is_lost_is_never_0():
     assert own(score)[0].value == 0.0
     assert [one.outcome for one in own(score)] == ["scored", "not_finite", "not_asked"]
     assert [one.outcome for one in own(slow)] == ["timed_out", "raised", "scored"]
+    real = terms._score
+    monkeypatch.setattr(terms, "_score", lambda value, *where: real(value or None, *where))  # twin: OpenRLHF#1219
+    assert own(score)[0].outcome == "not_asked"
 
 
 def test_a_function_that_raises_for_all_ends_the_run():
