@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpu.devices import DEVICES
 from surefoot.kernels import chunked_loss
 from surefoot.kernels.chunked_loss import Head, first_choices, plain_losses, summed_loss, token_losses
 
@@ -85,13 +86,16 @@ def test_logits_that_the_model_changes(change, dtype, tolerance):
 
 @pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("change", CHANGES)
-def test_logits_that_the_model_changes_under_autocast(change, narrow, monkeypatch):
+@pytest.mark.parametrize("device", DEVICES)
+def test_logits_that_the_model_changes_under_autocast(device, change, narrow, monkeypatch):
     """They are changed in fp32. A GPU, which writes gradients in 16 bits at once, has the same bits."""
     settings, changed = CHANGES[change]
     hidden, weight, _, targets = problem(torch.float32, bias=False)
+    hidden, weight, targets = (one.detach().to(device) for one in (hidden, weight, targets))
+    hidden.requires_grad_(), weight.requires_grad_()
 
     def found():
-        with torch.autocast("cpu", dtype=narrow):
+        with torch.autocast(device, dtype=narrow):
             loss = summed_loss(hidden, Head(weight, None, 8, **settings), targets)
         return [loss.detach(), *gradients(loss * 7 / N, hidden, weight)]
 

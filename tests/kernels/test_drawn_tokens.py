@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from gpu.devices import DEVICES
 from kernels.test_chunked_loss import CHANGES, FP32, FP64, NARROW, N, V, assert_close, gradients, problem, relative
 from surefoot.kernels.chunked_loss import Head, separate
 from surefoot.kernels.drawn_tokens import DrawnTokens
@@ -58,12 +59,16 @@ def test_a_change_of_the_model_comes_before_the_temperature():
 
 
 @pytest.mark.parametrize("narrow", NARROW)
-def test_under_autocast(narrow):
+@pytest.mark.parametrize("device", DEVICES)
+def test_under_autocast(device, narrow):
     hidden, weight, _, _ = problem(torch.float32, trains=False, bias=False)
-    with torch.autocast("cpu", dtype=narrow):
-        found = -separate(hidden, Head(weight, None, 8), DrawnTokens(TARGETS, 0.7, KEPT))
-    output = F.linear(hidden.to(narrow), weight.to(narrow)).float()
-    wanted, _ = expected(output, 0.7, KEPT)
-    assert relative(found, wanted) <= FP32
-    factors = FACTORS.float()
+    hidden, weight = hidden.detach().to(device).requires_grad_(), weight.to(device)
+    with torch.autocast(device, dtype=narrow):
+        drawn = DrawnTokens(TARGETS.to(device), 0.7, KEPT.to(device))
+        found = -separate(hidden, Head(weight, None, 8), drawn)
+    output = F.linear(hidden.to(narrow), weight.to(narrow)).float().cpu()
+    wanted, entropies = expected(output, 0.7, KEPT)
+    assert relative(found.cpu(), wanted) <= FP32
+    assert relative(drawn.entropy.cpu(), entropies) <= FP32
+    wanted, factors = wanted.to(device), FACTORS.float().to(device)
     assert_close(gradients(found @ factors, hidden), gradients(wanted @ factors, hidden), NARROW[narrow])
