@@ -110,6 +110,12 @@ def test_its_data_sets():
         ({"lr_scheduler_config": "cosine"}, SETS, "lr_scheduler_config"),
         ({"stage": "sft"}, SETS, "stage"),
         ({}, {"own": {"path": "org/own"}}, "train_dataset"),
+        ({}, {"own": 5}, "train_dataset"),
+        ({}, {"own": {"path": "org/own", "converter": ["alpaca"]}}, "train_dataset"),
+        ({}, {"own": {"converter": "alpaca"}}, "train_dataset"),
+        ({}, {}, "train_dataset"),
+        ({"optim_config": "muon"}, SETS, "optim_config"),
+        ({"peft_config": "lora"}, SETS, "peft_config"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(more, sets, name):

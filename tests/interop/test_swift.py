@@ -178,10 +178,42 @@ def test_methods():
         ("--dataset AI-ModelScope/coco", "dataset"),
         ("--model AI-ModelScope/one", "model"),
         ("--dataset swift/self-cognition --model_name A B", "model_name"),
+        ("--train_dataloader_shuffle false", "train_dataloader_shuffle"),
+        ("--max_epochs 1", "max_epochs"),
+        ("--max_model_len 512", "max_model_len"),
+        ("--load_args true", "load_args"),
+        ("--columns '{\"a\": [1]}'", "columns"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(words, name):
     assert refused_settings(lambda: command(words)) == [name]
+
+
+GKD, GRPO = "--rlhf_type gkd --teacher_model t", "--rlhf_type grpo --reward_funcs accuracy"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("--rlhf_type [1]", "rlhf_type"),
+        ("--ref_model r --ref_model_revision abc", "ref_model_revision"),
+        *((f"{method} {words}", words.split()[0].strip("-")) for method in (GKD, GRPO) for words in
+          ("--stop_words END", "--structured_outputs_regex x", "--response_prefix x", "--enable_thinking false")),
+        (f"{GRPO} --model Qwen/Qwen3-8B --enable_thinking true", "enable_thinking"),
+        *((f"{GKD} {words}", words.split()[0].strip("-")) for words in ("--top_p 0.5", "--top_k 5")),
+    ],
+)  # fmt: skip
+def test_what_changes_a_method_is_refused(words, name):
+    assert refused_settings(lambda: command(words, verb="rlhf")) == [name]
+
+
+def test_what_applies_to_generation_alone_is_listed():
+    """And what a method that draws answers has by default is not refused."""
+    config("--stop_words END --top_p 0.5 --enable_thinking false")
+    config(f"{GKD} --top_p 1.0 --top_k -1 --lmbda 0 --enable_thinking true", verb="rlhf")
+    unthinking = config(f"{GRPO} --model Qwen/Qwen3-8B --enable_thinking false", verb="rlhf")["data"]["template"]
+    assert unthinking == config(f"{GRPO} --model Qwen/Qwen3-8B", verb="rlhf")["data"]["template"]
+    assert config(f"{GRPO} --top_p 0.5 --top_k -1", verb="rlhf")["grpo"]["top_p"] == 0.5
 
 
 TURNS = [("Add 2 and 3.", "It is 5."), ("Twice that?", "It is 10.")]

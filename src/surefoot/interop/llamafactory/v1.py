@@ -98,8 +98,8 @@ _OWN: tuple[Row, ...] = (
     joint("custom_chat_template", None, ("data.template",), "the template itself", type=text),
     carried("flash_attn", "sdpa", "attention.implementation", _attention, type=text),
     refused("model_class", "llm", "surefoot trains causal language models"),
-    *all_listed("null: there is none", peft_config=None, quant_config=None, dist_config=None, optim_config=None),
-    *all_listed("null: there is none", kernel_config=None, init_config=None),
+    *(refused(f"{name}_config", None, "is a group of settings", f"write {name}_config: {{name: …}}", same=({},))
+      for name in ("peft", "quant", "dist", "optim", "kernel", "init")),
     refused("lr_scheduler_config", None, "v1 has no schedule yet, and surefoot none of that name"),
     listed("quant_config.compute_dtype", "float16", "products are computed in the type of training"),
     listed("peft_config.cast_trainable_params_to_fp32", True, "weights that train are always in fp32"),
@@ -192,6 +192,9 @@ def _set_data(draft: Draft) -> None:
             for fault in error.faults:
                 draft.refuse("train_dataset", f"{fault.where}: {fault.what}", "give a file that can be read here")
             return
+    if not entries or not all(map(_is_entry, entries.values())):
+        draft.refuse("train_dataset", f"{path}: expected data sets, each with its path", "write name: {path: …}")
+        return
     kinds = {entry.get("converter") for entry in entries.values()}
     stage = draft.facts["stage"] or ("dpo" if kinds == {"pair"} else "sft")
     draft.set("stage", stage, why="the data sets' converter tells the method" if not draft.facts["stage"] else "")
@@ -206,11 +209,17 @@ def _set_data(draft: Draft) -> None:
     _set_template(draft)
 
 
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        return False
+    return isinstance(entry.get("converter"), str | None)
+
+
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
 
 
 def _source(draft: Draft, name: str, entry: dict[str, Any], stage: str, why: list[str]) -> dict[str, Any]:
-    converter, path = entry.get("converter"), str(entry.get("path"))
+    converter, path = entry.get("converter"), entry["path"]
     if unknown := entry.keys() - {"path", "source", "converter", "split", "size", "weight", "streaming"}:
         draft.refuse("train_dataset", f"{name}.{min(unknown)}: unknown key of a v1 data set")
     if converter not in _FORMATS:

@@ -107,7 +107,7 @@ def _translated(verb: str, words: Sequence[Word], command: Command, options: Opt
     method = ""
     if verb == "rlhf":
         asked = given.get("rlhf_type", "dpo")
-        if asked not in _METHODS:
+        if str(asked) not in _METHODS:
             what = f"rlhf_type: surefoot translates no {asked} of ms-swift"
             raise setting_error(next(word.where for word in words if word.name == "rlhf_type"), what,
                                 f"supported: {', '.join(_METHODS)}; surefoot's own: docs/ppo.md")  # fmt: skip

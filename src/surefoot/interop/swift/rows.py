@@ -55,7 +55,7 @@ def listed_names(value: Any) -> list[str]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     found = read_value(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
         raise ValueError('a mapping such as {"their_name": "query"}')
     return found
 
@@ -80,7 +80,8 @@ SHARED: tuple[Row, ...] = (
     joint("attn_impl", None, ("attention.implementation",), "flash_attn, flash_attention_2, sdpa, eager", type=text),
     refused("new_special_tokens", None, "surefoot adds no tokens except PAD", "add them to the model's folder first"),
     refused("rope_scaling", None, "surefoot keeps the model's position encoding", "set it in the model's config.json"),
-    *all_listed("surefoot places the model itself", device_map=None, max_memory=None, max_model_len=None),
+    refused("max_model_len", None, "surefoot keeps the model's position encoding", "max_length shortens texts"),
+    *all_listed("surefoot places the model itself", device_map=None, max_memory=None),
     *all_listed("surefoot runs no code from a model's repository", local_repo_path=None, init_strategy=None),
     *all_listed(_SPEED, experts_impl=None, use_logits_to_keep=None, enable_npu_model_patch=True, check_model=True),
     refused("model_kwargs", None, "surefoot passes no extra arguments when loading"),
@@ -129,7 +130,8 @@ SHARED: tuple[Row, ...] = (
     joint("streaming", False, ("data.train",), "needs max_steps"),
     listed("shuffle_buffer_size", 1000, "all records of a stream are shuffled together"),
     listed("dataset_shuffle", True, "every epoch is shuffled with the seed"),
-    *all_listed("every epoch is shuffled with the seed", train_dataloader_shuffle=True, val_dataset_shuffle=False),
+    refused("train_dataloader_shuffle", True, "every epoch is shuffled with the seed"),
+    listed("val_dataset_shuffle", False, "the order of evaluation does not affect results"),
     refused("interleave_prob", None, "ms-swift ends a mixture with its first data set", "give sources weights"),
     listed("stopping_strategy", "first_exhausted", "belongs to interleave_prob"),
     *all_listed("data is prepared once and cached by content", dataset_num_proc=1, load_from_cache_file=False,
@@ -179,8 +181,8 @@ SHARED: tuple[Row, ...] = (
     listed("add_version", True, "surefoot writes into the folder itself, and replaces no run unasked"),
     listed("create_checkpoint_symlink", False, "the best checkpoint is published in the run folder"),
     *all_listed("surefoot only writes safetensors", safe_serialization=True, max_shard_size="5GB"),
-    listed("load_args", False, "surefoot's configs are whole"),
-    listed("load_data_args", False, "surefoot's configs are whole"),
+    refused("load_args", False, "surefoot's configs are whole", "write out the settings of its args.json"),
+    listed("load_data_args", False, "belongs to load_args"),
     joint("eval_strategy", None, ("eval_every",), "default: as save_strategy", type=text),
     joint("report_to", "tensorboard", ("report_to",), "tensorboard, wandb, mlflow, trackio", type=listed_names),
     listed("logging_first_step", True, "the first step is always logged"),
@@ -192,7 +194,7 @@ SHARED: tuple[Row, ...] = (
     *all_listed("belongs to eval_use_evalscope", eval_dataset=None, eval_dataset_args=None, eval_limit=None,
                 eval_generation_config=None, extra_eval_args=None),
     refused("resume_only_model", False, "a run goes on whole", "use adapters, or name the folder in model"),
-    listed("max_epochs", None, "max_steps ends a stream"),
+    refused("max_epochs", None, "num_train_epochs or max_steps ends training", "give one of these"),
     refused("callbacks", None, _CODE),
     refused("loss_type", None, _CLASSES),
     joint("deepspeed", None, ("parallel.engine", "parallel.zero_stage", "parallel.offload"), "zero2, …, or a file",
@@ -246,6 +248,9 @@ _THEIRS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
 }
+# What shapes the answers that a method draws.
+_DRAWS: Mapping[str, Any] = {"stop_words": None, "structured_outputs_regex": None, "response_prefix": None,
+                             "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}  # fmt: skip
 _BETAS = {"dpo": 0.1, "cpo": 0.1, "orpo": 0.1, "kto": 0.1, "reward": 0.1, "gkd": 0.5, "grpo": 0.04}
 _METHOD = "is of ms-swift's own and no method of surefoot's"
 RLHF: tuple[Row, ...] = (
@@ -280,8 +285,10 @@ RLHF: tuple[Row, ...] = (
     *all_listed("is always logged", log_entropy=False, log_rollout_offpolicy_metrics=False,
                 wandb_log_unique_prompts=None),
     *all_listed("the model's config.json tells its family", ref_model_type=None, teacher_model_type=None,
-                reward_model_type=None, reward_template=None),
-    *all_listed("the hub's default", ref_model_revision=None, teacher_model_revision=None, reward_model_revision=None),
+                reward_model_type=None),
+    refused("reward_template", None, "surefoot writes a reward model's input with the model's own template"),
+    *(refused(f"{name}_model_revision", None, "surefoot reads the hub's default", "name a folder with that revision")
+      for name in ("ref", "teacher", "reward")),
     listed("completion_length_limit_scope", "per_round", "belongs to multi_turn_scheduler"),
     listed("vllm_server_pass_dataset", False, "belongs to multi_turn_scheduler"),
 )  # fmt: skip
@@ -320,6 +327,12 @@ def rows_of(method: str) -> Mapping[str, Row]:
         for row in [found[name]]
     ]
     own = [replace(row, default=_BETAS[method]) if row.name == "beta" else row for row in RLHF]
+    if method in ("gkd", "grpo"):
+        theirs += [
+            refused(name, default, "surefoot draws answers without it")
+            for name, default in _DRAWS.items()
+            if name not in wanted.split()
+        ]
     if method == "gkd":
         theirs.append(joint("max_completion_length", None, ("distill.max_new_tokens",), type=whole))
         theirs += all_listed("the student answers by surefoot's own engine", use_vllm=False, vllm_mode=None)

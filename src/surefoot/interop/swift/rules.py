@@ -192,6 +192,11 @@ def set_texts(draft: Draft) -> None:
         draft.note("agent_template", "changed", "tools as in the tokenizer's chat template", "data.template")
     if found == f"{PREFIX}qwen" and draft["system"] == "":
         found = f"{PREFIX}chatml"  # without a system message
+    thinks = draft["enable_thinking"]
+    if (stage == "grpo" or (stage == "distill" and draft["lmbda"])) and (
+        (thinks and found == UNTHINKING) or (thinks is not None and found == OWN)
+    ):
+        draft.refuse("enable_thinking", "decides how drawn answers begin; here the template does", "leave it out")
     draft.set("data.template", found, "template", why=_OWN_TEMPLATE if found == OWN else "")
     draft.set("bos.prepend", "tokenizer" if found == OWN else "off", why="as ms-swift's template for the model")
 
