@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -9,19 +10,25 @@ import re
 import shutil
 import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import surefoot
 from helpers.faults import gives
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
+from helpers.zoo import ZOO
 from surefoot.data.batching.batch import Example, collate
 from surefoot.method_facts.losses import PAIR_LOSSES
 from surefoot.methods import preference as preference_module
 from surefoot.methods import reference
+from surefoot.methods.losses.logprobs import answer_logprobs
 from surefoot.methods.losses.preference import Constants, preference_loss
+from surefoot.models.fast.chunked_head import loss_path
 from surefoot.system.errors import InputError
 from surefoot.training.objective import LossSum
 
@@ -191,6 +198,28 @@ def test_every_kind_of_reference_gives_the_same_run(train, world, adapter):
     found = {kind: steps(train(adapter=adapter, alignment={"reference": kind})[0], *LOGGED) for kind in kinds}
     for kind in kinds[1:]:
         assert np.allclose(found[kind], found["model"], rtol=FP32, atol=1e-5), kind
+
+
+@torch.no_grad()
+def test_a_model_that_caps_its_logits_has_the_policys_bits_as_a_reference(tmp_path):
+    """Its own forward caps them in bf16, the chunked head in fp32: it has to take the policy's way."""
+    model = AutoModelForCausalLM.from_pretrained(ZOO["gemma2"](tmp_path / "gemma2"))
+    model.lm_head.weight.data *= 30
+    rows = collate([Example(np.arange(4, 20 + n), np.arange(16 + n) >= 8, n) for n in range(2)], 0)
+
+    def sums(form):
+        plan: Any = SimpleNamespace(kernels=SimpleNamespace(loss=SimpleNamespace(value=form)))
+        frozen = reference._frozen_model(copy.deepcopy(model), plan)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return reference.frozen(frozen)(rows)
+
+    plain, chunked = sums("plain"), sums("chunked")
+    policy = copy.deepcopy(model).eval().requires_grad_(False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(answer_logprobs(policy, rows).sums, plain)
+        loss_path(256).install(policy)
+        assert torch.equal(answer_logprobs(policy, rows).sums, chunked)
+    assert not torch.equal(plain, chunked)  # twin
 
 
 SPLIT = {

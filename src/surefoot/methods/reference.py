@@ -38,10 +38,12 @@ from surefoot.methods.open_model import open_for_use
 from surefoot.methods.policy import load_policy
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.facts import facts_of
+from surefoot.models.fast.chunked_head import changes_logits, head_obstacle, loss_path
 from surefoot.models.fast.packing import documents_fault, packed_attention
 from surefoot.models.folder import base_fingerprint, resolve_folder
 from surefoot.models.peft import PeftModel
 from surefoot.models.shared_backbone import SharedBackbone
+from surefoot.planning.fast_paths import head_rows
 from surefoot.planning.plan import PLAIN, Choice, RunPlan
 from surefoot.planning.reference import ADAPTER_OFF, CACHED, MODEL, NONE
 from surefoot.report.wording import duration_text
@@ -86,7 +88,7 @@ def _second_copy(config: RunConfig, plan: RunPlan, device: torch.device) -> nn.M
     install_bos_scaling(model, plan.tokenizer.bos_scale.value)
     if (form := plan.kernels.documents.value) != PLAIN:
         packed_attention(form).install(model)  # as in the policy, which has the same architecture and was tested
-    return _frozen_model(model)
+    return _frozen_model(model, plan)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _another(
         notify(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:
         notify(f"reference: {caution}")
-    model = _frozen_model(opened.model.to(device))
+    model = _frozen_model(opened.model.to(device), plan)
     if (form := plan.kernels.documents.value) == PLAIN:
         return frozen(model)
     window = facts_of(opened.base).window
@@ -134,7 +136,10 @@ def _another(
     return frozen(model)
 
 
-def _frozen_model(model: nn.Module) -> nn.Module:
+def _frozen_model(model: nn.Module, plan: RunPlan) -> nn.Module:
+    # A model that changes its logits rounds them in its own type, the chunked head does not: as in the policy.
+    if plan.kernels.loss.value != PLAIN and changes_logits(model) and not head_obstacle(model):
+        loss_path(head_rows(trains=False)).install(model)
     return model.eval().requires_grad_(False)
 
 
