@@ -19,8 +19,9 @@ from surefoot.data import prepare
 from surefoot.data.audit import cautions
 from surefoot.data.formats import Conversation, Turn
 from surefoot.data.formats import reader as reading
+from surefoot.data.formats.registry import scan_format
 from surefoot.data.prepare import PreparedData
-from surefoot.data.sources.resolve import SourceSpec
+from surefoot.data.sources.resolve import SourceSpec, first_row
 from surefoot.data.tokenize import encode
 from surefoot.data.tokenize import tokenize_file as tokenize
 from surefoot.data.tokenize.dataset import TokenizedDataset
@@ -120,6 +121,10 @@ def test_a_constant_field_stands_in_every_record(run, tmp_path):
     assert same(found, run(SourceSpec(str(whole), format="alpaca")).train)
     other = SourceSpec(bare, format="alpaca", columns={"answer": "n"}, constant={"instruction": "Which one?"})
     assert not same(found, run(other).train)
+    source, row = first_row(SourceSpec(bare, constant={"instruction": "Which number?"}))  # looked at before a run
+    assert scan_format("answers", source.format, [row], bare).layout == "alpaca"
+    with raises_fault("SF-DATA-FORMAT", f"{bare}:1"):
+        scan_format("answers", "auto", [first_row(SourceSpec(bare))[1]], bare)
 
 
 def test_nothing_is_held_out_unless_asked(run, file):

@@ -216,7 +216,7 @@ def first_row(spec: SourceSpec) -> tuple[Source, Row]:
             size = os.fstat(file.fileno()).st_size
             whole = kind == ".txt"  # the file is one record
             row = (1, {"text": ""}) if whole else next(records_of(name, kind, file, size), None)
-        source = Source(name, kind, "", lambda: iter(()), format=spec.format, columns=spec.columns)
+        source = Source(name, kind, "", lambda: iter(()), spec.format, spec.columns, **_texts(spec))
     else:
         source = open_sources(spec)[0]
         row = next(source.read(), None)
