@@ -200,6 +200,7 @@ GKD, GRPO = "--rlhf_type gkd --teacher_model t", "--rlhf_type grpo --reward_func
         *((f"{method} {words}", words.split()[0].strip("-")) for method in (GKD, GRPO) for words in
           ("--stop_words END", "--structured_outputs_regex x", "--response_prefix x", "--enable_thinking false")),
         (f"{GRPO} --model Qwen/Qwen3-8B --enable_thinking true", "enable_thinking"),
+        (f"{GRPO} --gradient_accumulation_steps 0", "gradient_accumulation_steps"),
         *((f"{GKD} {words}", words.split()[0].strip("-")) for words in ("--top_p 0.5", "--top_k 5")),
     ],
 )  # fmt: skip

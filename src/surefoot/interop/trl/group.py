@@ -237,7 +237,7 @@ def _auto(value: float, own: float | None) -> float | str:
 
 
 def _accumulated(draft: Draft) -> int:
-    return draft["gradient_accumulation_steps"]
+    return max(1, draft["gradient_accumulation_steps"])  # a smaller number is refused where the batch is set
 
 
 def _set_generation(draft: Draft, before: str) -> None:
