@@ -23,6 +23,7 @@ from surefoot.config.schema import (
     TrackingConfig,
 )
 from surefoot.config.sections import PATTERN, DataConfig, SourceConfig
+from surefoot.method_facts.methods import METHODS
 
 
 def contradictions(config: RunConfig) -> list[Problem]:
@@ -72,7 +73,8 @@ def _best(config: RunConfig) -> Iterator[Problem]:
     own = config.method.metrics
     if best not in ("loss", "none", *own, *names):
         has = f"metrics.names has {', '.join(names)}" if names else "metrics.names is empty"
-        fix = f"add {best} to metrics.names, or use {', '.join(own)}{', ' if own else ''}loss or none"
+        elsewhere = any(best in method.metrics for method in METHODS.values())  # which metrics.names do not have
+        fix = f"{'' if elsewhere else f'add {best} to metrics.names, or '}use {', '.join((*own, 'loss or none'))}"
         yield _problem("checkpoint.best", f"{best} is not a metric of this run: {has}", fix, "metrics.names")
 
 

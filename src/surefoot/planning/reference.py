@@ -8,6 +8,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.method_facts.losses import NO_REFERENCE
 from surefoot.planning.memory import base_bytes
+from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice
 from surefoot.planning.ppo import frozen_bytes
 from surefoot.planning.workload import Workload
@@ -20,7 +21,7 @@ _WHY = {
 }
 
 
-def plan_reference(config: RunConfig) -> Choice[str] | None:
+def plan_reference(config: RunConfig, notes: Notes) -> Choice[str] | None:
     """Return one of the names above, or the folder or hub id of another model; None if the stage has no reference."""
     if not config.method.reference:
         return None
@@ -32,6 +33,12 @@ def plan_reference(config: RunConfig) -> Choice[str] | None:
     if requested == "auto":
         chosen = ADAPTER_OFF if config.adapter else MODEL
         why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: all weights of the policy train"
+        if config.adapter and config.adapter.initial:
+            notes.caution(
+                f"alignment.reference is the base without {config.adapter.initial}, from which training starts: the "
+                "policy is already away from it. To compare with the start, merge it (surefoot export --merge) and "
+                "name the result here, or as the model, with a new adapter"
+            )
         return Choice(chosen, why, "default")
     return Choice(requested, f"asked for: {_WHY.get(requested, 'another model, counted as large as this one')}", "user")
 

@@ -126,7 +126,7 @@ def resolve(
     if packed := precision.packed:
         check_packed_base(packed, model, adapter, notes)
     work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths, vision)
-    reference = plan_reference(config)
+    reference = plan_reference(config, notes)
     work = replace(work, beside=reference_bytes(reference, work))
     ppo = None
     if config.method.critic:

@@ -107,8 +107,8 @@ def skip_sentence(report: StepReport, consecutive: int) -> str:
 
 def worse_than_guessing(loss: float, guess: float) -> str:
     return (
-        f"the first loss, {number(loss)}, is above {number(guess)}, that of a model which gives every token the same "
-        "probability: such a base usually has weights of another model or another tokenizer"
+        f"caution: the first loss, {number(loss)}, is above {number(guess)}, that of a model which gives every token "
+        "the same probability: such a base usually has weights of another model or another tokenizer"
     )
 
 

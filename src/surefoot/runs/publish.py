@@ -22,7 +22,7 @@ from surefoot.methods.method import LoadedModels
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.save import ADAPTER_WEIGHTS
 from surefoot.report.cards.run import model_card
-from surefoot.report.events import append_event
+from surefoot.report.events import append_event, note_once
 from surefoot.report.expert_load import NAME as EXPERT_LOAD
 from surefoot.report.expert_load import dead_caution, load_record
 from surefoot.report.html import draw_report
@@ -102,11 +102,13 @@ def publish(
         names, lost = [*names, *conversion.files, CONVERSION], [*lost, *conversion.cautions]
     plots, cautions = draw_curves(folder, rows, folder.name)
     durable.write_text(folder / "README.md", model_card(card_facts(run, results, plots)))
-    append_event(folder, "published", state.step, f"published the weights of step {step}")
     of_experts = []
     if state.load:
         durable.write_json(folder / EXPERT_LOAD, load_record(state.load))
         of_experts, lost = [EXPERT_LOAD], [*lost, *dead_caution(state.load)]
+    for sentence in lost:
+        note_once(folder, "caution", state.step, sentence)
+    append_event(folder, "published", state.step, f"published the weights of step {step}")
     report, missing = draw_report(folder)
     listed = (*names, *of_experts, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
     origin = [ORIGIN] if (folder / ORIGIN).is_file() else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -29,7 +30,7 @@ from surefoot.commands.main import main
 from surefoot.config.load import load_config
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods import waiting
-from surefoot.methods.grpo.memory import GroupMemory
+from surefoot.methods.grpo.memory import GroupMemory, Numbers, RolloutStatistics
 from surefoot.methods.losses import grpo as grpo_losses
 from surefoot.methods.losses.logprobs import drawn_logprobs
 from surefoot.report import events, footer, log_copies, log_marks
@@ -328,6 +329,19 @@ def test_scores_that_never_differ_end_the_run(world, tmp_path):
         run(config, same)
     assert caught.value.faults[0].code == "SF-NOTHING-LEARNED"
     assert caught.value.faults[0].where == "step 2"
+
+
+def test_answers_that_never_end_are_a_caution_once():
+    said, ended = [], (0.0, 0.0, 0.0, 0.5, 0.0, 0.0)
+    memory = GroupMemory(Numbers(), None, 2, said.append, None)
+    for step, share in enumerate(ended):
+        metrics = {"reward": 0.1 * step, "ended": share}
+        memory.begin(step, (), RolloutStatistics(4, left_out=0, empty=0, groups=2, flat=False, metrics=metrics))
+    assert [place(line) for line in said] == [1, 5]  # and again after some that ended
+
+
+def place(caution: str) -> int:
+    return int(re.search(r"step (\d+)", caution)[1])
 
 
 def is_published(config: dict) -> bool:

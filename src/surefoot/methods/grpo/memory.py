@@ -44,6 +44,7 @@ class Numbers:
 
     answers, left_out: number of answers so far, and of those without a score.
     flat_in_a_row: consecutive rollouts, up to the last one, without spread in any group.
+    cut_in_a_row: consecutive rollouts, up to the last one, in which no answer ended before the limit.
     spread: whether any group of this run has had spread.
     moved: whether any step of this run had a non-zero gradient.
     still_in_a_row: consecutive steps, up to the last one, with answers but a gradient of zero.
@@ -58,6 +59,7 @@ class Numbers:
     answers: int = 0
     left_out: int = 0
     flat_in_a_row: int = 0
+    cut_in_a_row: int = 0
     spread: bool = False
     moved: bool = False
     still_in_a_row: int = 0
@@ -154,6 +156,7 @@ class GroupMemory:
             answers=old.answers + figures.answers,
             left_out=old.left_out + figures.left_out,
             flat_in_a_row=old.flat_in_a_row + 1 if figures.flat else 0,
+            cut_in_a_row=0 if figures.metrics.get("ended", 1.0) else old.cut_in_a_row + 1,
             spread=old.spread or not figures.flat,
             best=old.best if held else mean if old.best is None else max(mean, old.best),
             holding=held,
@@ -172,6 +175,9 @@ class GroupMemory:
             self._say_held(step, f"none of {figures.answers} answers has a score", "look at what grpo.rewards return")
         elif figures.flat and not (self.numbers.spread and mean == self.numbers.best):
             self._flat(step, figures)
+        if self.numbers.cut_in_a_row == self._patience:
+            what = f"no answer of {self._patience} rollouts ended before grpo.max_new_tokens"
+            self._notify(f"caution: step {step}: {what}; raise it, or look at data.template and at what ends a turn")
         fix, numbers = "answers.jsonl has the outcome of each reward, with its reason", self.numbers
         if scored and (error := too_many_left_out(step, numbers.left_out, numbers.answers, fix, "SF-GRPO")):
             raise error
