@@ -10,6 +10,7 @@ from helpers.faults import lines_giving, raises_fault
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.methods.losses.sft import sft_loss
+from surefoot.report import observer as observer_module
 from surefoot.runs import custom as custom_module
 from surefoot.runs import identity as identity_module
 from surefoot.runs import prepare as prepare_module
@@ -65,6 +66,20 @@ def test_an_objective_takes_the_place_of_the_loss_and_its_sums_are_logged(config
     twice = surefoot.train(config | {"output": str(tmp_path / "twice")}, objective=doubled)
     assert rows(twice)[0]["loss"] == 2 * rows(usual)[0]["loss"]
     assert twice.results["eval_doubled"] == pytest.approx(twice.results["eval_loss"])
+
+
+def test_only_a_cross_entropy_is_compared_with_guessing(config, tmp_path, monkeypatch):
+    """Any first loss would be a caution here."""
+    monkeypatch.setattr(observer_module, "_WORSE", -1e3)
+
+    def said(name: str, *, objective=None, **more) -> int:
+        surefoot.train(config | {"duration": "1 step", "output": str(tmp_path / name)} | more, objective=objective)
+        events = map(json.loads, (tmp_path / name / "events.jsonl").read_text().splitlines())
+        return sum(event["kind"] == "caution" and event["step"] == 1 for event in events)
+
+    assert said("sft") == 1
+    assert said("own", objective=doubled) == 0
+    assert said("distill", stage="distill", distill={"teacher": config["model"]}) == 0
 
 
 def test_a_run_with_its_own_loss_is_not_continued_with_another(config):
