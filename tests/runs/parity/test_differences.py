@@ -4,13 +4,17 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
+from helpers.architectures import LLAMA, build
 from helpers.faults import gives
 from helpers.growing_records import sky_workplace
 from helpers.path_runs import fast_paths, path_config, start
 from helpers.toy_model import toy_engine
+from surefoot.data.batching.batch import Example, PromptBatch, collate
 from surefoot.methods.losses import sft
 from surefoot.models.fast import adapters as fast_adapters
 from surefoot.models.fast import pointwise as fast_pointwise
@@ -218,3 +222,16 @@ def test_the_first_limit_that_was_passed_is_told():
     assert all(gives(Differences(0.1, 0.05, 0.02).beyond(limits), value) for value in (0.05, 0.03, "length"))
     assert all(gives(Differences(0.1, 0.0, 0.02).beyond(limits), value) for value in (0.02, 0.01, "loss"))
     assert Differences(math.inf, 0.0, 0.0).beyond(limits)
+
+
+def test_prompts_stand_in_for_answers_also_where_a_rank_only_fills_up():
+    model = build(LLAMA, device="cpu").eval()
+    rows = collate([Example(np.arange(3, 3 + n), np.zeros(n, bool), n) for n in (9, 5)], 0)
+    batch = PromptBatch(rows, ((), ()), 2)
+    logits = model(rows.input_ids).logits
+    parts = [
+        F.cross_entropy(logits[row, : n - 1], rows.input_ids[row, 1:n], reduction="sum") for row, n in ((0, 9), (1, 5))
+    ]
+    assert float(passes._prompts(model, batch).loss.detach()) == pytest.approx(float(sum(parts).detach()), rel=1e-5)
+    passes._prompts(model, batch.blank()).loss.backward()
+    assert not any(one.grad is not None and one.grad.any() for one in model.parameters())

@@ -67,13 +67,15 @@ def _own_reference(objective: Objective) -> Objective:
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
     """Cross entropy of each prompt's own tokens, plus the critic's values if there is one."""
     ids = batch.rows.input_ids
-    real = torch.arange(ids.shape[1], device=ids.device) < torch.tensor(batch.rows.lengths, device=ids.device)[:, None]
+    real = torch.zeros_like(ids, dtype=torch.bool)  # also of a rank's batch that only fills up
+    for row, length in enumerate(batch.rows.lengths):
+        real[row, :length] = True
     next_is_real = F.pad(real[:, 1:], (0, 1))
-    places = next_is_real.flatten().nonzero().squeeze(1)
-    targets = ids.flatten().index_select(0, places + 1)
     if not isinstance(model, PPOModels):
         follows = torch.where(next_is_real, ids.roll(-1, dims=1), IGNORE)
         return LossSum(-drawn_logprobs(model, replace(batch.rows, targets=follows), 1.0, None).tokens.sum())
+    places = next_is_real.flatten().nonzero().squeeze(1)
+    targets = ids.flatten().index_select(0, places + 1)
     logits = model.actor_logits_at(batch.rows, places)
     values = model.values(batch.rows)[real]
     return LossSum(F.cross_entropy(logits.float(), targets, reduction="sum") + values.float().sum())
