@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from helpers import zoo
 from helpers.tiers import representatives
-from surefoot.methods.losses.ppo import log_distribution
+from surefoot.methods.losses.logprobs import log_distribution
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import EmbeddedRollouts
 

@@ -16,15 +16,12 @@ from transformers import AutoModelForCausalLM
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Batch, Example, collate
 from surefoot.data.batching.rollouts import Episode, PpoBatch, episode_batches, with_texts
+from surefoot.methods.losses.logprobs import chosen_logprobs, entropies, log_distribution, token_entropy
 from surefoot.methods.losses.ppo import (
     PpoSettings,
-    chosen_logprobs,
-    entropies,
-    log_distribution,
     next_coefficient,
     policy_loss,
     ppo_objective,
-    token_entropy,
     value_loss,
 )
 from surefoot.methods.losses.sft import supervised_logits

@@ -34,12 +34,11 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import IGNORE, Batch
 from surefoot.data.batching.rollouts import PpoBatch
+from surefoot.methods.losses.logprobs import chosen_logprobs, entropies, log_distribution, token_entropy
 from surefoot.training.objective import LossSum, Objective
 
 Logits = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]  # [N, V] at supervised positions, targets [N]
 Values = Callable[[Any, Batch], torch.Tensor]  # values of the state before every token: [B, T] fp32
-
-_ROWS = 32  # rows per chunk if the entropy is only logged: 4 MiB with a vocabulary of 32 k, which fits a cache
 
 
 @dataclass(frozen=True)
@@ -108,30 +107,6 @@ def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, c
         return 0.5 * free.sum()
     near = old + (values - old).clamp(-clip, clip)
     return 0.5 * torch.max(free, (near - returns).square()).sum()
-
-
-def log_distribution(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Return log p of every token at every position, [N, V], in fp32 or wider."""
-    # A ratio is exp of a difference of log-probabilities. In bf16 one of -5 is off by up to 0.016, and so the ratio by
-    # 1.6 %.
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return (wide if temperature == 1 else wide / temperature).log_softmax(dim=-1)
-
-
-def chosen_logprobs(log_p: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """[N, V], [N] -> log p of each target, [N]."""
-    return log_p.gather(1, targets[:, None]).squeeze(1)
-
-
-def token_entropy(log_p: torch.Tensor) -> torch.Tensor:
-    """Entropy of each position in nats, [N, V] -> [N]."""
-    return -(log_p.exp() * log_p).sum(dim=-1)
-
-
-@torch.no_grad()
-def entropies(log_p: torch.Tensor) -> torch.Tensor:
-    """Return `token_entropy` for logging, [N], in chunks, so that no second [N, V] exists."""
-    return torch.cat([token_entropy(rows) for rows in log_p.split(_ROWS)])
 
 
 def at_places(values: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -19,14 +19,13 @@ import torch
 
 from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.rollouts import Episode
+from surefoot.methods.losses.logprobs import chosen_logprobs, log_distribution
 from surefoot.methods.losses.ppo import (
     advantages_and_returns,
     answer_distance,
     answer_kl,
     at_places,
-    chosen_logprobs,
     explained_variance,
-    log_distribution,
     response_mask,
     token_rewards,
     whiten,
