@@ -187,18 +187,21 @@ def test_log_every_thins_rows_and_lines(tmp_path):
     assert said.count("saved checkpoint-") == 3
 
 
-def test_elapsed_time_goes_on_and_never_back(tmp_path):
-    row = {"current_steps": 3, "loss": 1.0, "elapsed_time": "0:10:00"}
-    observer = RunObserver(
-        Console(io.StringIO()),
-        tmp_path,
+def observer_of(run, screen=None, *, log_every=1, **more):
+    return RunObserver(
+        Console(screen or io.StringIO()),
+        run,
         total_steps=TOTAL,
-        log_every=1,
+        log_every=log_every,
         epoch=lambda step: 0.0,
         peak_memory=lambda: None,
-        rows=[row],
-        start_step=3,
+        **more,
     )
+
+
+def test_elapsed_time_goes_on_and_never_back(tmp_path):
+    row = {"current_steps": 3, "loss": 1.0, "elapsed_time": "0:10:00"}
+    observer = observer_of(tmp_path, rows=[row], start_step=3)
     report = evaluate_loss(
         toy_engine().model, toy_loss, toy_batches(EXAMPLES, 5), step=3, settings=settings(), device=toy_engine().device
     )
@@ -208,15 +211,7 @@ def test_elapsed_time_goes_on_and_never_back(tmp_path):
 
 @pytest.mark.parametrize(("guess", "said"), [(-5.0, True), (1e3, False), (math.inf, False)])
 def test_a_first_loss_above_that_of_guessing_is_a_caution(tmp_path, guess, said):
-    observer = RunObserver(
-        Console(io.StringIO()),
-        tmp_path,
-        total_steps=TOTAL,
-        log_every=1,
-        epoch=lambda step: 0.0,
-        peak_memory=lambda: None,
-        guess=guess,
-    )
+    observer = observer_of(tmp_path, guess=guess)
     with observer:
         run_loop(make_job(tmp_path, toy_engine(), observer), RunState(), observer, StopRequest())
     events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
@@ -229,15 +224,7 @@ def test_a_run_that_diverges_leaves_rows_that_say_so(tmp_path):
         return LossSum(out.loss * float("nan")) if next(calls) // 2 >= 3 else out
 
     screen = io.StringIO()
-    observer = RunObserver(
-        Console(screen),
-        tmp_path,
-        total_steps=TOTAL,
-        log_every=50,
-        epoch=lambda step: 0.0,
-        peak_memory=lambda: None,
-        pace=Pace(),
-    )
+    observer = observer_of(tmp_path, screen, log_every=50, pace=Pace())
     job = dataclasses.replace(make_job(tmp_path, toy_engine(), observer), objective=nan_from_the_third_step)
     with pytest.raises(Diverged), observer:
         run_loop(job, RunState(), observer, StopRequest())

@@ -86,16 +86,20 @@ _COLUMNS = {"query": "instruction", "response": "output", "rejected_response": "
 
 
 def set_model(draft: Draft) -> None:
-    model = draft["model"]
-    if model is None:
+    if draft["model"] is None:
         draft.refuse("model", "is required", "name a folder or hub id")
-        return
+    else:
+        set_hub_model(draft, "model", "model.path")
+
+
+def set_hub_model(draft: Draft, name: str, key: str) -> None:
+    """Set surefoot's key to the model that the setting names, or refuse it."""
     try:
-        named, why = hub_model(model, draft["use_hf"])
+        named, why = hub_model(draft[name], draft["use_hf"])
     except Refusal as refusal:
-        draft.refuse("model", refusal.what, refusal.fix)
+        draft.refuse(name, refusal.what, refusal.fix)
         return
-    draft.set("model.path", named, "model", why=why)
+    draft.set(key, named, name, why=why)
 
 
 def hub_model(model: str, use_hf: bool) -> tuple[str, str]:

@@ -15,9 +15,9 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
 from surefoot.interop.model_templates import UNTHINKING, template_of
 from surefoot.interop.saved_adapter import set_initial
-from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Refusal
+from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
 from surefoot.interop.shared_rules import EIGHT_BITS, LAYERS_WHOLE, SCALED, set_batch, set_rows, targets_or_pattern
-from surefoot.interop.swift.data import hub_model
+from surefoot.interop.swift.data import set_hub_model
 from surefoot.interop.trl.group import set_grpo
 from surefoot.interop.trl.methods import METHODS, set_dpo_losses, set_student
 from surefoot.interop.words import plain_count
@@ -305,12 +305,7 @@ def _set_reference(draft: Draft, *, has: bool) -> None:
     if not has or model == draft["model"]:
         draft.drop("the reference is the model as it begins" if has else "there is no reference model", "ref_model")
         return
-    try:
-        named, why = hub_model(model, draft["use_hf"])
-    except Refusal as refusal:
-        draft.refuse("ref_model", refusal.what, refusal.fix)
-        return
-    draft.set("alignment.reference", named, "ref_model", why=why)
+    set_hub_model(draft, "ref_model", "alignment.reference")
 
 
 def _set_dpo(draft: Draft) -> None:
