@@ -91,7 +91,10 @@ def test_an_evaluation_of_rewards_is_no_point_on_the_curve_of_the_loss():
     rows = [{"current_steps": step, "loss": 0.1, **counted} for step in (1, 2, 3)]
     rows.append({"current_steps": 3, "eval_loss": -0.9, "eval_reward": 0.9, "eval_response_tokens": 8})
     assert evaluates_rewards(rows)
-    assert "points" not in {line.style for line in charts_of(rows)[0].lines}
+    reward, loss = charts_of(rows)[:2]  # what the run is about leads
+    assert (reward.key, loss.key) == ("eval_reward", "loss")
+    assert "points" not in {line.style for line in loss.lines}
+    assert without_still([reward, loss])[0] == [reward]
     twin = [{name: value for name, value in row.items() if "response" not in name} for row in rows]
     assert "points" in {line.style for line in charts_of(twin)[0].lines}
 

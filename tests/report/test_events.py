@@ -26,9 +26,11 @@ def kinds(run: Path) -> list[tuple[str, int]]:
     return [(event["kind"], event["step"]) for event in of(run)]
 
 
-def observe(run: Path, *, start_step: int = 0, rows: list | None = None) -> RunObserver:
+def observe(
+    run: Path, shown: io.StringIO | None = None, *, start_step: int = 0, rows: list | None = None
+) -> RunObserver:
     return RunObserver(
-        Console(io.StringIO()),
+        Console(shown or io.StringIO()),
         run,
         total_steps=9,
         log_every=1,
@@ -74,12 +76,14 @@ def test_a_session_tells_its_story(tmp_path):
 
 
 def test_a_checkpoint_that_is_saved_as_the_best_says_so(tmp_path):
-    """It may be one that checkpoint.every does not ask for."""
-    with observe(tmp_path) as observer:
+    """It may be one that checkpoint.every does not ask for. On the screen the line of its evaluation says it."""
+    shown = io.StringIO()
+    with observe(tmp_path, shown) as observer:
         for step, best in ((3, Best(3, 0.5)), (4, Best(3, 0.5)), (5, None)):
             observer.saved(tmp_path / f"checkpoint-{step}", RunState(step=step, best=best))
     told = [event["text"] for event in of(tmp_path) if event["kind"] == "saved"]
     assert ["best" in text for text in told] == [True, False, False]
+    assert shown.getvalue().splitlines() == [f"saved checkpoint-{step}" for step in (3, 4, 5)]
 
 
 @pytest.mark.parametrize(

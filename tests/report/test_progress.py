@@ -108,6 +108,7 @@ def test_what_a_method_is_about_is_the_last_of_its_numbers_to_go(metrics, kept, 
     fields = step_line(report, 1000, TIMING, "ok", None)
     assert kept in fitted(fields, 80)
     assert left_out not in fitted(fields, 80)
+    assert gives(fields[1].text, metrics.get("reward", report.loss))  # where answers are drawn, their reward leads
     turned = {name: metrics[name] for name in reversed(metrics)}  # in whatever order they were summed up
     evaluation = dataclasses.replace(EVALUATION, perplexity=None, accuracy=None, metrics=turned)
     assert f"{kept} " in fitted(eval_fields(evaluation, True), 80)

@@ -12,6 +12,7 @@ from surefoot.report.comparison import FIGURES
 from surefoot.report.events import append_event
 from surefoot.report.footer import TO_TRY, finished
 from surefoot.report.record import RunRecord, read_run
+from surefoot.report.results import rollout_results
 from surefoot.training.manifest import MANIFEST
 
 ROWS = log_rows(60, evaluate=20)
@@ -106,12 +107,50 @@ def test_less_than_a_second_is_not_zero():
     assert re.findall(r"\d+", {one.name: one.value for one in views.figures(rows, "running", {})}["time"]) == ["1"]
 
 
+def rollout_run(steps=3, rewards=(0.125, 0.5, 0.875), unit="response_tokens"):
+    """Rows of a run that draws answers, and its results."""
+    place = {"total_steps": steps, unit: 8}
+    rows = [
+        {"current_steps": step, "loss": 0.01 * step, "reward": reward, "response_length": 6.0, **place}
+        for step, reward in enumerate(rewards, 1)
+    ]
+    rows.append({"current_steps": steps, "eval_loss": -0.75, "eval_reward": 0.75, f"eval_{unit}": 8})
+    return rows, {
+        "train_loss": 0.02,
+        "eval_step": steps,
+        "eval_loss": -0.75,
+        "eval_reward": 0.75,
+        **rollout_results(rows),
+    }
+
+
+def test_a_run_with_rollouts_leads_with_its_reward_and_its_course(tmp_path):
+    rows, results = rollout_run()
+    lines = finished(tmp_path, results, step=3, total_steps=3, early=False, here={}, whole={}, best_step=0, skipped=0)
+    assert [gives(line, value) for line, value in zip(lines[1:4], (0.125, 0.875, 0.75), strict=True)] == [True] * 3
+    assert "checkpoint-0," in lines[3]  # that nothing was learned there is said
+    assert not gives("\n".join(lines), 0.02)
+    for status, ended in (("running", {}), ("finished", results)):
+        reward, evaluation = views.figures(rows, status, ended)[1:3]
+        assert (reward.value, gives(reward.note, 3), gives(reward.note, 0.125)) == ("0.875", True, True)
+        assert evaluation.value == "0.75"
+    assert views.value_table(rows).rows[0][:3] == ("1", "0.125", "0.01")
+    assert views.marks([{"kind": "best", "step": 3}], rows) == [{"kind": "best", "step": 3, "value": 0.75}]
+
+
+def test_twin_where_no_answers_are_drawn_the_loss_leads():
+    rows, results = rollout_run(unit="tokens")
+    assert views.figures(rows, "finished", results)[1].value == "0.02"
+    assert views.value_table(rows).rows[0][:2] == ("1", "0.01")
+    assert views.marks([{"kind": "best", "step": 3}], rows) == [{"kind": "best", "step": 3, "value": -0.75}]
+
+
 def test_the_best_evaluation_is_marked_at_its_loss():
     events = [{"kind": "saved", "step": 20}, {"kind": "best", "step": 20}, {"kind": "best", "step": 33}]
     assert views.marks(events, ROWS) == [
         {"kind": "saved", "step": 20},
-        {"kind": "best", "step": 20, "loss": 0.3 + 4.0 / 20},
-        {"kind": "best", "step": 33, "loss": None},
+        {"kind": "best", "step": 20, "value": 0.3 + 4.0 / 20},
+        {"kind": "best", "step": 33, "value": None},
     ]
 
 

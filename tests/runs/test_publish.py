@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from helpers.faults import gives, raises_fault
+from helpers.faults import gives, lines_giving, raises_fault
 from helpers.toy_model import save_checkpoint, toy_engine
 from helpers.trained_runs import heron_config, heron_folder
+from surefoot.config.schema import RunConfig
+from surefoot.report.trainer_log import read_rows
 from surefoot.runs import publish as module
 from surefoot.runs.publish import chosen_step
 from surefoot.training.checkpoint import verify_checkpoint
@@ -124,4 +126,25 @@ def test_untrained_weights_are_published_with_a_caution(train):
     code, log, output = train("data.eval=2", optim=optim, **BEFORE)
     assert code == 0, log
     assert published_step(output) == 0
-    assert gives(log, "checkpoint.best")
+    losses = [row["eval_loss"] for row in read_rows(output / "trainer_log.jsonl") if "eval_loss" in row]
+    (line,) = lines_giving(log, "checkpoint.best")
+    assert all(gives(line, f"{loss:.4g}") for loss in losses)  # of step 0 and of the last
+
+
+@pytest.mark.parametrize(("stage", "named"), [("grpo", True), ("sft", False)])
+def test_the_best_of_a_run_with_rollouts_is_the_best_reward(stage, named):
+    """checkpoint.best is the loss, which is minus the mean reward there. The twin's is a cross entropy."""
+    rows = [
+        {
+            "current_steps": step,
+            "eval_loss": -reward,
+            "eval_reward": reward,
+            "eval_response_tokens": 8,
+            "eval_runtime": 0,
+        }
+        for step, reward in ((0, 0.5), (4, 0.25))
+    ]
+    of_stage = {"grpo": {"rewards": ["numeric"]}} if named else {}
+    said = module._untrained(RunConfig(stage=stage, model="m", data={"train": "t"}, output="o", **of_stage), rows)
+    assert gives(said, "reward") is named
+    assert [f"{sign}{value}" in said for value in (0.5, 0.25) for sign in (" ", " -")] == [named, not named] * 2

@@ -72,6 +72,8 @@ def _of_environment(path: str, several: bool) -> str:
 
 
 FIGURES = (  # keys of all_results.json with their displayed names
+    ("train_first_reward", "reward of the first rollout"),
+    ("train_last_reward", "reward of the last rollout"),
     ("train_loss", "training loss"),
     ("eval_loss", "evaluation loss"),
     ("eval_accuracy", "evaluation accuracy"),

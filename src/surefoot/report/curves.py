@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from surefoot.report.pictures.plots import (
+    EVAL_REWARD,
+    REWARD,
     SMOOTH_FROM,
     Quantity,
     evaluates_rewards,
@@ -94,11 +96,14 @@ _LATER = (
 
 
 def charts_of(rows: Sequence[Row]) -> list[Chart]:
-    """All charts for which the rows hold at least one point, not thinned."""
+    """All charts for which the rows hold at least one point, not thinned. The first is what the run is about."""
     first = [replace(recipe, unit=recipe.unit.replace("nats per token", loss_unit(rows))) for recipe in _RECIPES]
-    if evaluates_rewards(rows):  # they are in the chart of the reward
+    metrics = _metrics(rows)
+    if evaluates_rewards(rows):  # in the chart of the reward, which leads: the loss is near 0 whatever is learned
         first[0] = replace(first[0], lines=first[0].lines[:1])
-    charts = [_chart(recipe, rows) for recipe in (*first, *_metrics(rows), *_LATER)]
+        lead = [recipe for recipe in metrics if recipe.key in (REWARD.key, EVAL_REWARD.key)]
+        first, metrics = [*lead, *first], [recipe for recipe in metrics if recipe not in lead]
+    charts = [_chart(recipe, rows) for recipe in (*first, *metrics, *_LATER)]
     return [chart for chart in charts if chart.lines]
 
 
@@ -128,14 +133,14 @@ def _metrics(rows: Sequence[Row]) -> list[_Recipe]:
 def without_still(charts: Sequence[Chart]) -> tuple[list[Chart], list[str]]:
     """Return the charts in which something changes, and the others as "title value unit".
 
-    A line of fewer than `_FEWEST` points says nothing of change, and the loss is always a chart.
+    A line of fewer than `_FEWEST` points says nothing of change, and the first is always a chart.
     """
     changing: list[Chart] = []
     still: list[str] = []
     for chart in charts:
         values = {value for line in chart.lines for _, value in line.points}
         longest = max(len(line.points) for line in chart.lines)
-        if len(values) > 1 or None in values or longest < _FEWEST or chart.key == "loss":
+        if len(values) > 1 or None in values or longest < _FEWEST or chart == charts[0]:
             changing.append(chart)
         else:
             still.append(f"{chart.title} {values.pop():.4g} {chart.unit}".strip())

@@ -23,9 +23,9 @@ _FILES = (
     ("README.md", "model card with code to load it"),
     ("report.html", "the whole run on one page"),
     ("all_results.json", "all figures"),
+    ("training_reward.png", "reward curve"),
     ("training_loss.png", "loss curve"),
     ("training_eval_loss.png", "evaluation loss curve"),
-    ("training_reward.png", "reward curve"),
     ("trainer_log.jsonl", "every logged step"),
     ("plan.json", "every choice with its reason"),
     ("run.log", "all output of the run"),
@@ -71,8 +71,8 @@ def finished(
     conversion = read_conversion(run)
     return [
         *_ending(step, total_steps, early, here, whole),
-        *_figures(results, best_step),
         *_rollouts(results),
+        *_figures(results, best_step),
         "all weights are finite"
         + (f"; {counted(skipped, 'non-finite step')} {was(skipped)} skipped" if skipped else ""),
         *([conversion_line(conversion)] if conversion else []),
@@ -178,18 +178,21 @@ def _figures(results: Mapping[str, object], best_step: int | None) -> list[str]:
         "eval_response_length": "{:.1f} tokens per answer",
     }
     if results.get("eval_reward") is not None:
-        known = {key: form for key, form in known.items() if key != "eval_loss"}  # only minus the reward
+        del known["eval_loss"]  # only minus the reward
         known["eval_reward"] = "evaluation reward {:.4g}"
+    if results.get(f"train_last_{ROLLOUT[0]}") is not None:
+        del known["train_loss"]  # near 0 whatever is learned
     figures = [form.format(results[key]) for key, form in known.items() if results.get(key) is not None]
-    best = [f"best checkpoint-{best_step}"] if best_step is not None else []
+    before = ", before any training" if best_step == 0 else ""
+    best = [f"best checkpoint-{best_step}{before}"] if best_step is not None else []
     return [" · ".join(figures + best)] if figures or best else []
 
 
 def _rollouts(results: Mapping[str, object]) -> list[str]:
-    """First and last rollout of stage ppo, whose loss says little."""
+    """First and last rollout of stages ppo and grpo, whose loss says little."""
     forms = tuple(zip(ROLLOUT, ("reward {:.4g}", "KL {:.3g}", "{:.1f} tokens per answer"), strict=True))
-    return [
-        f"{when} rollout: " + " · ".join(form.format(results[f"train_{when}_{name}"]) for name, form in forms)
+    found = {
+        when: [form.format(results[key]) for name, form in forms if (key := f"train_{when}_{name}") in results]
         for when in ("first", "last")
-        if f"train_{when}_{ROLLOUT[0]}" in results
-    ]
+    }
+    return [f"{when} rollout: {' · '.join(figures)}" for when, figures in found.items() if figures]

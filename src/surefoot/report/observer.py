@@ -129,9 +129,9 @@ class RunObserver:
 
     def saved(self, folder: Path, state: RunState) -> None:
         best = state.best is not None and state.best.step == state.step  # saved regardless of checkpoint.every
-        text = f"saved {folder.name}" + (" (the best evaluation so far)" if best else "")
-        self._note("saved", text)
-        self.progress.event(text)
+        text = f"saved {folder.name}"
+        self._note("saved", text + (" (the best evaluation so far)" if best else ""))
+        self.progress.event(text)  # below the line of that evaluation, which says it
 
     def caution(self, sentence: str) -> None:
         """Report a problem that does not stop the run."""

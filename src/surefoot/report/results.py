@@ -80,14 +80,16 @@ def eval_results(report: EvalReport, epoch: float) -> dict[str, Any]:
     }
 
 
-ROLLOUT = ("reward", "kl", "response_length")  # the main figures of stage ppo
+ROLLOUT = ("reward", "kl", "response_length")  # the main figures of a rollout; grpo has no kl without a reference
 
 
 def rollout_results(rows: Sequence[Row]) -> dict[str, Any]:
-    """First and last rollout of stage ppo, from its log; empty for other stages."""
-    rollouts = [row for row in rows if all(row.get(name) is not None for name in ROLLOUT)]
+    """First and last logged rollout of stages ppo and grpo; empty for other stages."""
+    rollouts = [row for row in rows if row.get("reward") is not None]
     ends = {"first": rollouts[0], "last": rollouts[-1]} if rollouts else {}
-    return {f"train_{when}_{name}": row[name] for when, row in ends.items() for name in ROLLOUT}
+    return {
+        f"train_{when}_{name}": row[name] for when, row in ends.items() for name in ROLLOUT if row.get(name) is not None
+    }
 
 
 def write_results(

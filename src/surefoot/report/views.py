@@ -17,7 +17,7 @@ from surefoot.config.yaml_reader import parse_yaml
 from surefoot.report import curves, footer
 from surefoot.report.expert_load import COLUMNS, load_rows
 from surefoot.report.journal import Record
-from surefoot.report.pictures.plots import evaluates_rewards, evenly
+from surefoot.report.pictures.plots import EVAL_LOSS, EVAL_REWARD, REWARD, evaluates_rewards, evenly
 from surefoot.report.profile import ProfileReport, headline, notes, operator_rows, part_rows
 from surefoot.report.record import IN_PYTHON, MEMORY_BEFORE, RunRecord
 from surefoot.report.results import STEP_RATE
@@ -34,6 +34,7 @@ _MOST_EVENTS = 200
 _MOST_SAMPLE_STEPS = 6
 _MOST_TEXT = 4000  # characters of one answer
 _TABLE_ROWS = 40
+_MARKS = 400  # of each kind, on a curve
 _MOST_ANSWERS, _MOST_CELL = 4, 600  # answers of a kind in a rollout's table; characters of one
 _ANSWER_COLUMNS = ("answers", "score", "rewards", "prompt", "answer", "tokens")
 _LOWER = 10  # factor for the learning rate after a divergence; a smaller change may diverge as well
@@ -83,8 +84,14 @@ def figures(rows: Sequence[Row], status: Status, results: Record, forecast: str 
     done, total = progress(rows)
     share = f"{100 * done / total:.0f} % of {total:,}" if total else ""
     found = [Figure("steps", f"{done:,}", share)]
-    train = _newest(rows, "loss")
-    if curves.number(ended.get("train_loss")) is not None:
+    train, rollout = _newest(rows, "loss"), _newest(rows, REWARD.key) if evaluates_rewards(rows) else None
+    if rollout:  # the loss of a stage with rollouts is near 0 whatever is learned
+        first = next(row for row in rows if REWARD.key in row)
+        course = (
+            f"step {rollout['current_steps']:,}; {_value(first, REWARD.key, '.4g')} at step {first['current_steps']:,}"
+        )
+        found.append(Figure("reward", _value(rollout, REWARD.key, ".4g"), course))
+    elif curves.number(ended.get("train_loss")) is not None:
         found.append(Figure("training loss", _value(ended, "train_loss", ".4g"), "mean over the run"))
     elif train:
         found.append(Figure("training loss", _value(train, "loss", ".4g"), f"step {train['current_steps']:,}"))
@@ -99,9 +106,8 @@ def figures(rows: Sequence[Row], status: Status, results: Record, forecast: str 
         if "eval_accuracy" in evaluation:
             found.append(Figure("accuracy", _value(evaluation, "eval_accuracy", ".1%"), "of evaluation tokens"))
     speed = _newest(rows, "throughput")
-    rate = next(
-        (key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), ""
-    )  # the second for older runs
+    # The second for older runs.
+    rate = next((key for key in (STEP_RATE, "train_tokens_per_second") if key in ended), "")
     if rate and curves.number(ended[rate]) is not None:
         over = "updates alone, without rollouts" if evaluates_rewards(rows) else "mean over all steps"
         found.append(Figure("tokens per second", _value(ended, rate, ",.0f"), over))
@@ -126,19 +132,17 @@ def value_table(rows: Sequence[Row]) -> Table:
     bad = [row for row in train if curves.number(row["loss"]) is None]
     steps = {row["current_steps"]: row for row in (*evenly(train, _TABLE_ROWS), *evenly(bad, _TABLE_ROWS // 4))}
     shown = sorted({*steps, *evenly(list(evaluations), _TABLE_ROWS)})
-    columns = ("step", "loss", "evaluation loss", "learning rate", "gradient norm", "tok/s")
-    lines = tuple(
-        (
-            f"{step:,}",
-            _cell(steps.get(step), "loss", ".4g"),
-            _cell(evaluations.get(step), "eval_loss", ".4g"),
-            _cell(steps.get(step), "lr", ".3g"),
-            _cell(steps.get(step), "grad_norm", ".3g"),
-            _cell(steps.get(step), "throughput", ",.0f"),
-        )
-        for step in shown
+    what = "reward" if evaluates_rewards(rows) else "loss"
+    columns = (
+        *([("reward", steps, REWARD.key, ".4g")] if what == "reward" else []),
+        ("loss", steps, "loss", ".4g"),
+        (f"evaluation {what}", evaluations, f"eval_{what}", ".4g"),
+        ("learning rate", steps, "lr", ".3g"),
+        ("gradient norm", steps, "grad_norm", ".3g"),
+        ("tok/s", steps, "throughput", ",.0f"),
     )
-    return Table(columns, lines, numeric=True)
+    lines = tuple((f"{step:,}", *(_cell(of.get(step), key, form) for _, of, key, form in columns)) for step in shown)
+    return Table(("step", *(name for name, *_ in columns)), lines, numeric=True)
 
 
 def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
@@ -155,16 +159,14 @@ def event_list(events: Sequence[Record]) -> tuple[list[Record], int]:
     return shown, max(0, len(events) - _MOST_EVENTS)
 
 
-_MARKS = 400  # of each kind, on a curve
-
-
 def marks(events: Sequence[Record], rows: Sequence[Row]) -> list[Record]:
-    """Events to mark on the loss curve, at most `_MARKS` of each kind, spread evenly. A best evaluation carries its
-    loss."""
-    losses = {row["current_steps"]: curves.number(row["eval_loss"]) for row in rows if "eval_loss" in row}
+    """Events to mark on the first chart, at most `_MARKS` of each kind, spread evenly. A best evaluation carries its
+    value there: its loss or reward."""
+    key = (EVAL_REWARD if evaluates_rewards(rows) else EVAL_LOSS).key
+    values = {row["current_steps"]: curves.number(row[key]) for row in rows if key in row}
     kinds = dict.fromkeys(str(event.get("kind", "")) for event in events)
     return [
-        {"kind": kind, "step": step} | ({"loss": losses.get(step)} if kind == "best" else {})
+        {"kind": kind, "step": step} | ({"value": values.get(step)} if kind == "best" else {})
         for kind in kinds
         for step in evenly(sorted({event["step"] for event in events if event.get("kind") == kind}), _MARKS)
     ]

@@ -71,9 +71,13 @@ def step_numbers(report: StepReport, timing: Timing, last_eval: EvalReport | Non
         [] if last_eval is None else [Field(f"(eval {_headline(last_eval)} @ {last_eval.step})", 6, joined=True)]
     )
     unmeasured = report.decision == "held" and report.non_finite is None and report.loss is None
-    fields = [
-        *([] if unmeasured else [Field(f"loss {number(report.loss)}"), *evaluation]),
-        *_shown(report.metrics),
+    loss = [] if unmeasured else [Field(f"loss {number(report.loss)}")]
+    metrics = _shown(report.metrics)
+    if "reward" in report.metrics:  # what a stage with rollouts is about; its loss is near 0 whatever is learned
+        fields = [*metrics[:1], *evaluation, *loss, *metrics[1:]]
+    else:
+        fields = [*loss, *(evaluation if loss else []), *metrics]
+    fields += [
         Field(f"lr {report.lr:.3g}", 5),
         *([] if unmeasured else [Field(f"grad {number(report.grad_norm, 3)}")]),
     ]

@@ -28,7 +28,7 @@ from surefoot.report.expert_load import dead_caution, load_record
 from surefoot.report.html import draw_report
 from surefoot.report.log_copies import NAME as LOG_COPIES
 from surefoot.report.log_marks import NAME as LOG_MARKS
-from surefoot.report.pictures.plots import draw_curves
+from surefoot.report.pictures.plots import REWARD, draw_curves
 from surefoot.report.results import ALL, eval_results, rollout_results, train_results, write_results
 from surefoot.report.trainer_log import Row, eval_report, is_eval_row
 from surefoot.runs.card_facts import card_facts
@@ -42,7 +42,7 @@ from surefoot.system.folders import AVERAGE, CERTIFICATE, CONVERSION
 from surefoot.training.checkpoint import OPTIMIZER, STAGE, STATE, TRAINER_STATE, clear_rejected, verify_checkpoint
 from surefoot.training.manifest import MANIFEST, manifest, read_manifest
 from surefoot.training.report import EvalReport
-from surefoot.training.state import LOSS, RunState
+from surefoot.training.state import LOSS, Goal, RunState
 
 _STATE_FILES = frozenset({OPTIMIZER, STAGE, STATE, TRAINER_STATE, LOG_COPIES, LOG_MARKS})
 
@@ -87,7 +87,7 @@ def publish(
     durable.remove(folder / MANIFEST)
     step, lost = chosen_step(folder, state, keep_best=config.checkpoint.best != "none")
     if step == 0 and state.step > 0:
-        lost.append(_untrained(config))
+        lost.append(_untrained(config, rows))
     names, of_merge = _take_model(config, folder, folder / f"checkpoint-{step}", folder / f"checkpoint-{state.step}")
     lost += of_merge
     if BOS_FILE in names:
@@ -108,7 +108,8 @@ def publish(
         of_experts, lost = [EXPERT_LOAD], [*lost, *dead_caution(state.load)]
     for sentence in lost:
         note_once(folder, "caution", state.step, sentence)
-    append_event(folder, "published", state.step, f"published the weights of step {step}")
+    untrained = ", before any training" if step == 0 else ""
+    append_event(folder, "published", state.step, f"published the weights of step {step}{untrained}")
     report, missing = draw_report(folder)
     listed = (*names, *of_experts, CONFIG, PLAN, ENVIRONMENT, DATA, ALL, "README.md")
     origin = [ORIGIN] if (folder / ORIGIN).is_file() else []
@@ -190,11 +191,15 @@ def _ranking_cautions(results: Mapping[str, Any]) -> list[str]:
     return [ranking.caution] if ranking.caution else []
 
 
-def _untrained(config: RunConfig) -> str:
-    goal = "evaluation loss" if config.checkpoint.best == LOSS else config.checkpoint.best
+def _untrained(config: RunConfig, rows: Sequence[Row]) -> str:
+    best = config.checkpoint.best
+    if config.method.rollouts and best == LOSS:
+        best = REWARD.key  # the loss of an evaluation is minus the mean reward
+    values = [Goal(best).value(eval_report(row)) for row in rows if is_eval_row(row)]
     return (
-        f"the weights of step 0, before any training, are published: no later evaluation had a better {goal}. "
-        "Look at the curves; checkpoint.best: none publishes the weights of the last step"
+        f"the weights of step 0, before any training, are published: no later evaluation had a better {best} "
+        f"(it was {values[0]:.4g}, and at the end {values[-1]:.4g}). Look at the curves; checkpoint.best: none "
+        "publishes the weights of the last step"
     )
 
 

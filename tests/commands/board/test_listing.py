@@ -10,6 +10,7 @@ from helpers.faults import gives
 from helpers.run_folders import log_more, log_rows, train_row, write_run
 from surefoot.commands.board import listing
 from surefoot.commands.board.listing import Overview, last_records, list_runs
+from surefoot.report import views
 from surefoot.report.record import read_run
 from surefoot.report.views import figures
 from surefoot.system import durable, folder_lock
@@ -68,7 +69,7 @@ def test_a_run_that_learns_from_rewards_shows_them(root, monkeypatch):
     found = seen(root)["grpo"]
     assert gives(found.loss, "0.625")
     assert found.evaluation == "0.75"
-    monkeypatch.setattr(listing, "evaluates_rewards", lambda rows: False)  # twin
+    monkeypatch.setattr(views, "evaluates_rewards", lambda rows: False)  # twin
     assert not gives(seen(root)["grpo"].loss, "0.625")
 
 

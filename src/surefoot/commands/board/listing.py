@@ -12,16 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot.report import curves
 from surefoot.report.events import EVENTS, SAMPLES
 from surefoot.report.html import MANIFEST
 from surefoot.report.journal import Record, parse
-from surefoot.report.pictures.plots import evaluates_rewards
 from surefoot.report.record import is_plain, results_of, sound_events, sound_rows
 from surefoot.report.results import ALL
 from surefoot.report.status import WORDS, Status, progress, status_of
 from surefoot.report.trainer_log import NAME as LOG
-from surefoot.report.trainer_log import Row
 from surefoot.report.views import figures, guarded
 from surefoot.system import folder_lock
 
@@ -136,20 +133,12 @@ def _look(run: Run) -> Glance:
         word=WORDS[status],
         done=done,
         total=total,
-        loss=_newest_reward(rows) or shown.get("training loss", ""),
+        loss=f"reward {shown['reward']}" if "reward" in shown else shown.get("training loss", ""),
         evaluation=shown.get("evaluation loss", "") or shown.get("evaluation reward", ""),
         speed=shown.get("tokens per second", ""),
         left=left if isinstance(left, str) else "",
         changed=changed[2] if changed else 0.0,
     )
-
-
-def _newest_reward(rows: Sequence[Row]) -> str:
-    """Of a stage whose loss says little; empty for others."""
-    if not evaluates_rewards(rows):
-        return ""
-    value = next((curves.number(row["reward"]) for row in reversed(rows) if "reward" in row), None)
-    return "" if value is None else f"reward {value:.4g}"
 
 
 def _run(folder: Path, name: str) -> Run:

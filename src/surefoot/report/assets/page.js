@@ -4,7 +4,7 @@
   const root = document.documentElement;
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const drawn = new Map(); // key of a chart -> {chart, plot}
-  let marks = [];
+  let marks = [], lead = ""; // the key of the first chart, on which the marks are drawn
 
   const BAD = new Set(["non_finite", "skipped", "diverged", "failed"]);
   const SHADES = ["train", "eval", "third", "fourth", "fifth"]; // of lines side by side
@@ -69,6 +69,8 @@
     return [...steps];
   }
 
+  const leads = (chart) => chart.key === lead;
+
   function drawMarks(plot, chart) {
     const { ctx, bbox } = plot;
     const unit = devicePixelRatio;
@@ -78,7 +80,7 @@
     const vertical = (x, from, to) => { ctx.beginPath(); ctx.moveTo(x, from); ctx.lineTo(x, to); ctx.stroke(); };
     ctx.save();
     ctx.lineWidth = unit;
-    if (chart.key === "loss") {
+    if (leads(chart)) {
       for (const { kind, step } of marks.filter((mark) => seen(mark.step))) {
         ctx.strokeStyle = colour(BAD.has(kind) ? "bad" : "soft");
         ctx.setLineDash(BREAKS.has(kind) ? [2 * unit, 3 * unit] : []);
@@ -86,14 +88,14 @@
         if (kind === "saved") vertical(at(step), bottom - 5 * unit, bottom);
       }
       const best = marks.filter((mark) => mark.kind === "best").at(-1);
-      if (best && typeof best.loss === "number" && seen(best.step)) {
-        diamond(ctx, at(best.step), Math.round(plot.valToPos(best.loss, "y", true)), 6 * unit);
+      if (best && typeof best.value === "number" && seen(best.step)) {
+        diamond(ctx, at(best.step), Math.round(plot.valToPos(best.value, "y", true)), 6 * unit);
       }
     }
     ctx.setLineDash([]);
     ctx.strokeStyle = colour("bad");
     ctx.lineWidth = 1.5 * unit;
-    const skipped = chart.key === "loss" ? marks.filter((mark) => mark.kind === "non_finite" || mark.kind === "skipped") : [];
+    const skipped = leads(chart) ? marks.filter((mark) => mark.kind === "non_finite" || mark.kind === "skipped") : [];
     for (const step of new Set([...gaps(chart), ...skipped.map((mark) => mark.step)])) {
       if (seen(step)) cross(ctx, at(step), bottom - 8 * unit, 4 * unit);
     }
@@ -115,7 +117,7 @@
   }
 
   const table = (chart) => uPlot.join(chart.lines.map((line) => [line.x, line.y]));
-  const tall = (chart) => (chart.key === "loss" ? 300 : 190);
+  const tall = (chart) => (leads(chart) ? 300 : 190);
 
   function options(chart, width) {
     const axis = { stroke: () => colour("soft"), font: "12px system-ui, sans-serif", grid: { stroke: () => colour("grid"), width: 1 }, ticks: { show: false } };
@@ -143,10 +145,10 @@
 
   function keys(chart) {
     const kinds = new Set(marks.map((mark) => mark.kind));
-    const missing = gaps(chart).length || (chart.key === "loss" && (kinds.has("non_finite") || kinds.has("skipped")));
+    const missing = gaps(chart).length || (leads(chart) && (kinds.has("non_finite") || kinds.has("skipped")));
     const shown = [];
     if (missing) shown.push(KEYS.gap);
-    if (chart.key === "loss") {
+    if (leads(chart)) {
       if (kinds.has("resume") || kinds.has("stopped")) shown.push(KEYS.break);
       if (kinds.has("saved")) shown.push(KEYS.saved);
       if (kinds.has("best")) shown.push(KEYS.best);
@@ -198,6 +200,7 @@
 
   function show(curves, how) {
     marks = curves.marks;
+    lead = curves.charts[0]?.key;
     how(curves.charts);
     const still = document.getElementById("still");
     if (still) still.textContent = curves.still;

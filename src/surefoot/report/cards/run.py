@@ -26,6 +26,9 @@ from surefoot.system.messages import counted, was
 
 _PATH = re.compile(r"(?<![\w/.<])(?:[A-Za-z]:)?(?:[\\/][\w.@+-]+)+[\\/]([\w.@+-]+)")
 _METRICS = {
+    "train_first_reward": "mean reward of the first rollout",
+    "train_last_reward": "mean reward of the last rollout",
+    "eval_reward": "evaluation reward",
     "train_loss": "training loss (mean over {})",
     "eval_loss": "evaluation loss",
     "perplexity": "evaluation perplexity",
@@ -306,10 +309,11 @@ def _data_table(files: Iterable[DataFile]) -> str:
 
 def _results_table(results: Mapping[str, object]) -> str:
     counted = next((unit for unit in UNITS if f"train_{unit}" in results and unit != "tokens"), "supervised tokens")
+    losses = ("train_loss", "eval_loss") if "train_first_reward" in results else ()  # say nothing of rollouts
     rows = [
         (label.format(counted.replace("_", " ")), _figure(key, results[key]))
         for key, label in _METRICS.items()
-        if results.get(key) is not None
+        if results.get(key) is not None and key not in losses
     ]
     return _table(("figure", "value"), rows)
 

@@ -86,7 +86,7 @@ def draw_curves(run: Path, rows: Sequence[Row], name: str) -> tuple[list[str], l
     beside = {REWARD.key: curve_of(rows, EVAL_REWARD)}
     if not evaluates_rewards(rows):
         beside["loss"] = curve_of(rows, EVAL_LOSS)
-    for quantity in (*QUANTITIES, REWARD, *metric_quantities(rows)):
+    for quantity in (REWARD, *QUANTITIES, *metric_quantities(rows)):
         curve = curve_of(rows, quantity)
         if len(curve.values) < 2 or (
             quantity == EVAL_LOSS and evaluates_rewards(rows)
