@@ -154,17 +154,37 @@ class TestMeasured:
         trials = [trial("flash", 3.0), trial("eager", 1.0), trial("math", 1.5)]
         assert summary(decide(trials=trials, pictures=True)[0]) == ("sdpa", ("flash", "math"), "flash")
         assert decide(trials=trials)[0].expected.value == "eager"  # twin: of texts alone it does
-        faster = [trial("flash", 3.0), trial("cudnn", 1.0)]
+        faster = [trial("flash", 3.0), trial("mem_efficient", 1.0)]
         plan, _ = decide(hardware=H100, compute="bf16", trials=faster, pictures=True)
-        assert plan.expected.value == "cudnn"
+        assert plan.expected.value == "mem_efficient"
 
     def test_it_still_stands_in_for_a_kernel_that_failed(self):
         trials = [trial("flash", failure="the output is not finite"), trial("math", 9.0)]
         assert decide(trials=trials, pictures=True)[0].expected.value == "math"
 
-    def test_cudnn_may_win_where_it_passed(self):
-        plan, _ = decide(hardware=H100, compute="bf16", trials=[trial("flash", 3.0), trial("cudnn", 2.0)])
-        assert summary(plan) == ("sdpa", ("cudnn", "math"), "cudnn")
+    @pytest.mark.parametrize(
+        ("uniform", "pictures", "expected"),
+        [(True, False, "cudnn"), (False, False, "flash"), (True, True, "flash"), (False, True, "flash")],
+    )
+    def test_cudnn_wins_where_all_examples_have_one_length_and_no_tower_gives_it_masks(
+        self, uniform, pictures, expected
+    ):
+        trials = [trial("flash", 3.0), trial("cudnn", 2.0)]
+        plan, _ = decide(hardware=H100, compute="bf16", trials=trials, uniform=uniform, pictures=pictures)
+        assert plan.expected.value == expected
+        assert ("cudnn" in plan.kernels.value) is (expected == "cudnn")
+
+    def test_twin_it_does_not_where_it_failed_its_check(self):
+        trials = [trial("flash", 3.0), trial("cudnn", failure="the gradient of q is not finite")]
+        assert decide(hardware=H100, compute="bf16", trials=trials, uniform=True)[0].expected.value == "flash"
+
+    @pytest.mark.parametrize(("hardware", "compute", "expected"), [(CPU, "fp32", "flash"), (H100, "bf16", "cudnn")])
+    def test_on_a_gpu_less_of_a_lead_is_clear(self, hardware, compute, expected):
+        other = "math" if hardware is CPU else "cudnn"
+        trials = [trial("flash", 1.3), trial(other, 1.0)]
+        assert decide(hardware=hardware, compute=compute, trials=trials, uniform=True)[0].expected.value == expected
+        close = [trial("flash", 1.1), trial(other, 1.0)]
+        assert decide(hardware=hardware, compute=compute, trials=close, uniform=True)[0].expected.value == "flash"
 
 
 class TestRightButNotTimed:

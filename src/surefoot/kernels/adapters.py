@@ -24,13 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from surefoot.kernels.dora import Factor, scale_on_average_, scaled, scaled_rows
+from surefoot.kernels import dora
+from surefoot.kernels.dora import Factor, scaled, scaled_rows
 
 # Numbers of a product that is summed at once. On a CPU it stays in a cache; on a GPU launches of small pieces would
 # take longer than the sums.
@@ -131,9 +134,11 @@ class _Adapted(torch.autograd.Function):
         thin, kept, masks = saved[:count], saved[count : 2 * count], saved[2 * count :]
         layers: Layers = replace(ctx.layers, dropped=tuple(masks) if ctx.masked else None)
         with torch.autocast(x.device.type, enabled=False):
-            dy = [_flat(gradient) for gradient in outer]
+            dy, layers, sums = _through_factors(layers, kept, [_flat(gradient) for gradient in outer])
             g = [one @ _scaled_up(projection) for one, projection in zip(dy, layers.projections, strict=True)]
             own = _own_gradients(layers, x, thin, kept, dy, g)
+            if sums:
+                own = [one for number, dm in enumerate(sums) for one in (*own[2 * number : 2 * number + 2], dm)]
             dx = _input_gradient(layers, x, dy, g) if ctx.needs_input_grad[1] else None
         return None, *(
             None if gradient is None else gradient.to(dtype)
@@ -168,7 +173,7 @@ def _output(
     if masked and factor is not None:
         output, base = F.linear(x, weight, bias), F.linear(u, weight)
         # f base - base, not (f - 1) base: the pattern of `scale_on_average_` decides at which tokens f takes effect.
-        output += scale_on_average_(base.clone(), factor).sub_(base)
+        output += dora.scale_on_average_(base.clone(), factor).sub_(base)
         _flat(output).addmm_(h, _scaled_up(layer).T)
         return output, base
     # The wide product adds to the thin one. The other way round the whole output would be read and written once more,
@@ -182,8 +187,44 @@ def _output(
     _flat(z).addmm_(_flat(x), weight.T)
     if factor is None:
         return z, None
-    scale_on_average_(z, factor)
+    (_fused(z, factor) or dora).scale_on_average_(z, factor)
     return (z if bias is None else z + bias), z if factor.invertible else None
+
+
+def _fused(tensor: torch.Tensor, factor: Factor | None) -> ModuleType | None:
+    """Return the kernels that multiply this tensor by f in one pass; None where torch's operators do."""
+    return _gpu_kernels() if tensor.is_cuda and factor is not None and factor.rare is not None else None
+
+
+@cache
+def _gpu_kernels() -> ModuleType | None:
+    try:
+        from surefoot.kernels import dora_gpu
+    except ImportError:  # a torch without Triton
+        return None
+    return dora_gpu if dora_gpu.is_usable() else None
+
+
+def _through_factors(
+    layers: Layers, kept: Sequence[torch.Tensor | None], dy: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], Layers, list[torch.Tensor]]:
+    """Return dz, the layers as those of LoRA, and dm of each, where one pass over dy gives both; otherwise dy and the
+    layers as they are, and nothing.
+
+    kept: see `_output`.
+    """
+    if layers.dropped is not None:
+        return dy, layers, []
+    found, sums = [], []
+    for layer, gradient, z in zip(layers.projections, dy, kept, strict=True):
+        kernels = _fused(gradient, layer.factor)
+        if kernels is None or layer.factor is None or z is None:
+            return dy, layers, []
+        dz, total = kernels.through_factor(gradient.contiguous(), _flat(z), layer.factor)
+        found.append(dz)
+        sums.append(total / layer.factor.magnitude)
+    plain = tuple(replace(one, factor=None) for one in layers.projections)
+    return found, replace(layers, projections=plain), sums
 
 
 def _scaled_up(layer: Projection) -> torch.Tensor:

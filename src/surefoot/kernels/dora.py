@@ -112,7 +112,7 @@ def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
     if rare is None:
         return tensor.mul_(factor.values) if factor.fine is None else tensor.addcmul_(tensor, factor.fine)
     flat = tensor.view(-1, width)
-    turns = _turns(width, flat.device)[: len(flat)]
+    turns = _rows_of_thresholds(width, flat.device)[: len(flat)]
     pattern = torch.where(turns < rare.share, rare.then, rare.else_)
     whole = len(flat) - len(flat) % CYCLE
     if whole:
@@ -124,12 +124,17 @@ def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _turns(width: int, device: torch.device) -> torch.Tensor:
-    """Return [CYCLE, width] thresholds in [0, 1), evenly spread within any part of a row or column. Each row is the row
-    before, shifted by one. Made contiguous, because results computed from a view with strides (1, 1) are transposed,
-    which makes reading them six times as slow."""
-    turns = (torch.arange(CYCLE + width, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
-    return turns.as_strided((CYCLE, width), (1, 1)).contiguous()
+def thresholds(width: int, device: torch.device) -> torch.Tensor:
+    """Return [CYCLE + width] thresholds in [0, 1): those of token t and output o are at t % CYCLE + o, so that they are
+    evenly spread within any part of a row or column."""
+    return (torch.arange(CYCLE + width, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of_thresholds(width: int, device: torch.device) -> torch.Tensor:
+    """Return them as [CYCLE, width]. Made contiguous, because results computed from a view with strides (1, 1) are
+    transposed, which makes reading them six times as slow."""
+    return thresholds(width, device).as_strided((CYCLE, width), (1, 1)).contiguous()
 
 
 def scaled_rows(weight: torch.Tensor, factor: Factor) -> torch.Tensor:

@@ -156,6 +156,11 @@ class LengthFacts:
     pictures: bool = False
     features: int = 0
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all examples have the same number of tokens, as far as these facts show."""
+        return not self.padding and set(self.mix) == {self.longest} and self.evaluated in (0, self.longest)
+
 
 def longest_example(limit: int, lengths: LengthFacts | None) -> int:
     """Tokens of the longest training example that the run may see. limit: `max_length`."""

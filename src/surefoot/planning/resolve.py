@@ -118,6 +118,7 @@ def resolve(
         attends=model.attends,
         uneven_heads=model.uneven_heads,
         pictures=bool(lengths and lengths.pictures),
+        uniform=bool(lengths and lengths.uniform),
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     vision = plan_vision(config, model, notes)

@@ -84,7 +84,8 @@ def measure_open_choices(
         if forms := _attention_forms(config, model, hardware, dtype, masked):
             length = lengths.typical if lengths else limit
             window = model.window if masked else None
-            request = attention_request(model, forms, length, dtype, hardware.kind, rows, window)
+            masks = bool(lengths and lengths.pictures)
+            request = attention_request(model, forms, length, dtype, hardware.kind, rows, window, masks=masks)
             trials = measured_attention(request, kept)
             so_far = replace(so_far, attention=trials, attention_dtype=dtype, attention_length=length)
         if parts := open_parts(config, model, hardware):
@@ -110,18 +111,27 @@ def pointwise_sizes(model: ModelFacts) -> PointwiseSizes:
 
 
 def attention_request(
-    model: ModelFacts, forms: Sequence[str], length: int, dtype: DType, kind: str, rows: int, window: int | None = None
+    model: ModelFacts,
+    forms: Sequence[str],
+    length: int,
+    dtype: DType,
+    kind: str,
+    rows: int,
+    window: int | None = None,
+    *,
+    masks: bool = False,
 ) -> AttentionRequest:
     """Build the attention probe's request with the model's heads at `length` tokens.
 
     kind: cpu | cuda.
     rows: rows of a micro-batch; the probe of a CPU uses one.
     window: sliding window of the model, if an example is longer, so that every form gets a mask.
+    masks: whether a vision tower may give the kernels masks.
     """
     from surefoot.planning.probes.sizes import AttentionRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
-    return AttentionRequest(tuple(forms), *heads, length, dtype, kind, window, rows if kind == "cuda" else 1)
+    return AttentionRequest(tuple(forms), *heads, length, dtype, kind, window, rows if kind == "cuda" else 1, masks)
 
 
 def _documents_request(

@@ -164,14 +164,17 @@ def test_random_state_and_kernel_switches_are_left_as_they_were():
     assert torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
-@pytest.mark.parametrize(("name", "found"), [("cudnn", True), ("flash", False)])
-def test_a_fault_that_needs_a_mask_tensor_is_looked_for_in_cudnn(cases, monkeypatch, name, found):
-    """Its NaN came only with a mask; the other kernels never get one in training."""
+@pytest.mark.parametrize(
+    ("name", "masks", "found"), [("cudnn", True, True), ("cudnn", False, False), ("flash", True, False)]
+)
+def test_a_fault_that_needs_a_mask_tensor_is_looked_for_in_cudnn(cases, monkeypatch, name, masks, found):
+    """Its NaN came only with a mask, which texts alone never give it in training."""
     right = form_named("flash", masked=False)
     monkeypatch.setattr(
         attention, "form_named", lambda name, *, masked, window: _nan_gradient_far_below if masked else right
     )
-    assert bool(attention._checked(name, cases["fp32"], "fp32")[0]) is found
+    request = AttentionRequest((name,), 2, 1, 16, 64, "fp32", "cpu", masks=masks)
+    assert bool(attention._checked(name, cases["fp32"], request)[0]) is found
 
 
 def windowed(q, k, v, window):
@@ -258,6 +261,6 @@ def test_cudnn_is_found_out_where_its_gradients_are_not_finite(dtype: DType) -> 
         finite = all(gradients_are_finite(kind, length) for length in LENGTHS)
     except RuntimeError as error:
         pytest.skip(f"cuDNN does not run here: {error}")
-    (trial,) = attention_trials(AttentionRequest(("cudnn",), 4, 4, 64, 704, dtype, "cuda"))
+    (trial,) = attention_trials(AttentionRequest(("cudnn",), 4, 4, 64, 704, dtype, "cuda", masks=True))
     if not finite:
         assert "not finite" in trial.failure

@@ -292,7 +292,8 @@ def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
     longest = longest_example(one.plan.tokenizer.max_length.value, lengths)
     window = model.window if mask_reason(model.window, longest) else None
     rows = make_plan(one.run.config, measure=False, lengths=lengths).batch.micro.value
-    request = attention_request(model, _forms(found), lengths.typical, dtype, found.kind, rows, window)
+    masks = lengths.pictures
+    request = attention_request(model, _forms(found), lengths.typical, dtype, found.kind, rows, window, masks=masks)
     planned = measurements_from_json(one.plan.measurements)
     seen = _measure(found, kept, linear_shapes(model), request)
     return replace(seen, documents=planned.documents, pointwise=planned.pointwise)

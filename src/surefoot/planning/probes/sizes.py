@@ -38,6 +38,7 @@ class AttentionRequest:
     window: size of the sliding window including the query itself, if it makes every form take a mask; None: all earlier
         tokens.
     rows: rows of a micro-batch; on a CPU so many short rows are timed that they have a minimum of tokens in total.
+    masks: whether SDPA may also get masks, as a vision tower gives them; without a window.
     """
 
     forms: tuple[str, ...]
@@ -49,6 +50,7 @@ class AttentionRequest:
     device: str
     window: int | None = None
     rows: int = 1
+    masks: bool = False
 
 
 @dataclass(frozen=True)

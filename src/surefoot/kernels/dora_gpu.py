@@ -1,0 +1,111 @@
+"""DoRA's two passes over the outputs of a layer on a GPU, each one kernel in Triton.
+
+    scale_on_average_    z = f z, as `surefoot.kernels.dora.scale_on_average_`
+    through_factor       dz = f dy and the sums over tokens of dy z, of which the magnitude's gradient is made
+
+torch reads the pattern of the first, and f of the second, as a smaller operand of the same shape, for which its kernels
+reach a third of the memory's rate on an H200; and it writes the products dy z before it sums them. Rows are summed in a
+fixed order, so a gradient is the same each time.
+
+torch brings Triton along where it computes on GPUs. Importing this module without it is an ImportError; torch's own
+operators do the same then.
+
+Shapes: T tokens, O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from surefoot.kernels.dora import CYCLE, Factor, thresholds
+
+ROWS, COLUMNS = 16, 256  # numbers that a program holds: 4,096
+_BLOCKS = 16  # of rows, one after the other, whose sums a program keeps
+
+
+def is_usable() -> bool:
+    """Whether Triton compiles for what torch calls a GPU here."""
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except Exception:  # of Triton's own kinds
+        return False
+    return True
+
+
+def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
+    """See `surefoot.kernels.dora.scale_on_average_`. tensor: contiguous, in 16 bits.
+    factor: with `rare`."""
+    rare, width = factor.rare, tensor.shape[-1]
+    assert rare is not None
+    tokens = tensor.numel() // width
+    grid = triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS)
+    _scale[grid](  # pyright: ignore[reportIndexIssue]
+        tensor,
+        thresholds(width, tensor.device),
+        rare.share,
+        rare.then,
+        rare.else_,
+        tokens,
+        width,
+        CYCLE=CYCLE,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )
+    return tensor
+
+
+def through_factor(dy: torch.Tensor, z: torch.Tensor, factor: Factor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return dz = f dy, [T, O], and the sums over tokens of dy z, [O] in fp32.
+
+    dy, z: [T, O], contiguous, in 16 bits.
+    factor: with `fine`.
+    """
+    assert factor.fine is not None
+    tokens, width = dy.shape
+    groups = triton.cdiv(tokens, ROWS * _BLOCKS)
+    dz, sums = torch.empty_like(dy), torch.empty(groups, width, dtype=torch.float32, device=dy.device)
+    grid = groups, triton.cdiv(width, COLUMNS)
+    _multiply_and_sum[grid](  # pyright: ignore[reportIndexIssue]
+        dy, z, factor.fine, dz, sums, tokens, width, BLOCKS=_BLOCKS, ROWS=ROWS, COLUMNS=COLUMNS
+    )
+    return dz, sums.sum(dim=0)
+
+
+@triton.jit
+def _scale(
+    z, turns, share, then, otherwise, tokens, width, CYCLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    own = columns < width
+    inside = (rows < tokens)[:, None] & own[None, :]
+    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    value = tl.load(z + places, mask=inside, other=0.0).to(tl.float32)
+    # Row r of the thresholds is row 0, shifted by r: one row and CYCLE numbers more hold them all.
+    turn = tl.load(turns + (rows % CYCLE)[:, None] + columns[None, :], mask=inside, other=0.0)
+    moved = turn < tl.load(share + columns, mask=own, other=0.0)[None, :]
+    rare = tl.load(then + columns, mask=own, other=0.0).to(tl.float32)
+    usual = tl.load(otherwise + columns, mask=own, other=0.0).to(tl.float32)
+    change = tl.where(moved, rare[None, :], usual[None, :])
+    tl.store(z + places, (value + value * change).to(z.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _multiply_and_sum(
+    dy, z, fine, dz, sums, tokens, width, BLOCKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    own = columns < width
+    change = tl.load(fine + columns, mask=own, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    first = tl.program_id(0) * BLOCKS * ROWS
+    for block in range(BLOCKS):
+        rows = first + block * ROWS + tl.arange(0, ROWS)
+        inside = (rows < tokens)[:, None] & own[None, :]
+        places = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        gradient = tl.load(dy + places, mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(gradient * tl.load(z + places, mask=inside, other=0.0).to(tl.float32), axis=0)
+        tl.store(dz + places, (gradient + gradient * change).to(dz.dtype.element_ty), mask=inside)
+    tl.store(sums + tl.program_id(0) * width + columns, total, mask=own)
