@@ -113,7 +113,9 @@ def _lines(config: RunConfig | None, kept: Kept, facts: dict[str, Any]) -> Itera
 
 def _machine_alone(found: Hardware, kept: Kept, facts: dict[str, Any]) -> Iterator[Finding]:
     dtype: DType = "bf16" if found.bf16 else "fp32"
-    request = AttentionRequest(tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind)
+    request = AttentionRequest(
+        tuple(_forms(found)), **_HEADS, length=_LENGTH, dtype=dtype, device=found.kind, masks=True
+    )
     seen = _measure(found, kept, _SHAPES, request)
     facts["measurements"] = measurements_to_json(seen)
     threads = thread_lines(found.cores, machine.usable_cores(), seen.threads)
