@@ -127,6 +127,24 @@ def test_a_constant_field_stands_in_every_record(run, tmp_path):
         scan_format("answers", "auto", [first_row(SourceSpec(bare))[1]], bare)
 
 
+def test_a_composed_field_is_as_if_the_file_had_it(run, tmp_path):
+    own = [
+        {"q": f"{n} {{{{n}}}}?", "answers": [{"text": f"It is {n}."}], "input": "unread", "a.b": "x"} for n in (1, 2)
+    ]
+    texts = [{"instruction": f"x Q: {one['q']}", "output": f" {one['answers'][0]['text']}"} for one in own]
+    made = {"instruction": "{{a.b}} Q: {{ q }}", "output": " {{answers.0.text}}", "input": ""}
+    bare, whole = (str(write(tmp_path / f"{name}.jsonl", rows)) for name, rows in (("bare", own), ("whole", texts)))
+    found = run(SourceSpec(bare, compose=made, format="alpaca")).train
+    assert same(found, run(SourceSpec(whole, format="alpaca")).train)
+    other = {**made, "output": "So: {{answers.0.text}}"}
+    assert not same(found, run(SourceSpec(bare, compose=other, format="alpaca")).train)
+    _, row = first_row(SourceSpec(bare, compose={"text": "{{q}}"}))  # looked at before a run
+    assert row.value.keys() == {"text", "answers", "input", "a.b"}  # a column in a text is not read otherwise
+    for wrong in ("{{p}}", "{{answers}}", "{{answers.1.text}}", "{{answers.text}}", "{{q.text}}"):
+        with raises_fault("SF-DATA-ROW", f"{bare}:1"):
+            run(SourceSpec(bare, compose={"text": wrong}))
+
+
 def test_nothing_is_held_out_unless_asked(run, file):
     data = run(file)
     assert len(data.train) == 20

@@ -143,6 +143,31 @@ def test_data_and_how_their_texts_are_laid_out(step, name, train, template):
     assert source["path"] == name
 
 
+MADE = "Dahoas/synthetic-instruct-gptj-pairwise"
+
+
+def test_a_data_set_without_evaluation_split_gives_a_tenth_of_the_steps_share():
+    """Each step's share of nine tenths, and the same share of the tenth that no step trains on."""
+    of = [18, 2, 36, 4, 36, 4]
+    for step, take in (("sft", 1), ("reward", 3), ("dpo", 3), ("ppo", 5)):
+        data = told(step, f"--data_path {MADE}").config["data"]
+        assert data["train"]["share"] == {"of": of, "take": take}
+        assert data.get("eval", {}).get("share") == (None if step == "ppo" else {"of": of, "take": take + 1})
+    data = told("sft", f"--data_path {MADE} --sft_only_data_path wangrui6/Zhihu-KOL --data_split 1,1,0").config["data"]
+    assert [one["share"] for one in data["train"]] == [{"of": [9, 1, 9, 1], "take": 1}, {"of": [9, 1], "take": 1}]
+
+
+def test_beside_texts_that_are_made_dialogues_keep_theirs():
+    data = told("reward", f"--data_path Dahoas/rm-static {MADE}").config["data"]
+    assert data["template"] == "raw"
+    assert data["train"][0] == {
+        "path": "Dahoas/rm-static",
+        "format": "preference",
+        "share": {"of": [2, 4, 4], "take": 2},
+    }
+    assert [one.get("split") for one in data["eval"]] == ["test", None]
+
+
 def test_the_apps_own_file_is_found_from_the_folder_of_a_step():
     data = told("reward", "--data_path local/jsonfile --data_split 1,1,1").config["data"]
     assert (data["train"]["path"], data["eval"]["path"]) == ("../../data/train.json", "../../data/eval.json")
@@ -172,6 +197,9 @@ WRONG = [  # the last flag is refused
     ("sft", "--lr_scheduler_type reduce_lr_on_plateau"),
     ("sft", "--max_grad_norm 1.0"),
     ("sft", "--data_path stanfordnlp/SHP"),
+    ("sft", "--data_path Dahoas/rm-static mkqa-Chinese"),
+    ("reward", "--data_path wangrui6/Zhihu-KOL"),
+    ("sft", "--sft_only_data_path openai/webgpt_comparisons"),
     ("sft", "--data_split 1,2"),
     ("sft", "--dtype fp8"),
     ("sft", "--dropout 1.5"),

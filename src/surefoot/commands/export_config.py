@@ -54,7 +54,8 @@ def _formats(config: RunConfig) -> dict[str, str]:
         if is_hub_data(source.path) or source.name is not None:
             continue
         try:
-            file, row = first_row(SourceSpec(source.path, columns=source.columns, constant=source.constant))
+            spec = SourceSpec(source.path, columns=source.columns, constant=source.constant, compose=source.compose)
+            file, row = first_row(spec)
             texts, kind = config.method.plain_texts, config.method.records
             found[source.path] = FormatScan(kind, "auto", row, file.name, texts=texts).layout
         except (SurefootError, OSError):

@@ -205,9 +205,13 @@ def as_yaml(value: Any) -> str:
     return _scalar(value)
 
 
+_MARKS = re.compile(r"[{}\[\],]|: ")  # mean something inside a list or mapping on one line
+
+
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        return value if value and is_plain_text(value) else f"'{value}'"
+        plain = value and is_plain_text(value) and not _MARKS.search(value)
+        return value if plain else "'{}'".format(value.replace("'", "''"))
     return _number(value) if isinstance(value, float) else json.dumps(value)
 
 

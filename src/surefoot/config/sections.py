@@ -60,6 +60,9 @@ class SourceConfig(Section):
     """Field of the format -> column of the file, such as {instruction: question, output: answer}."""
     constant: dict[Text, Text] = Field(default={}, examples=[{"instruction": "Describe it."}])
     """Field of the format -> a text that stands in every record, such as the question about each picture."""
+    compose: dict[Text, Text] = Field(default={}, examples=[{"prompt": "Q: {{question}} A:"}])
+    """Field of the format -> a text with the record's own columns in it, as {{COLUMN}}, {{COLUMN.KEY}} or
+    {{COLUMN.0}}. It replaces a field of the same name; columns in it are not read otherwise."""
     system: Annotated[Text | None, Field(examples=["You are a helpful assistant."])] = None
     """System message of the conversations that have none. Send it to the trained model too."""
     fill: dict[Text, Text] = Field(default={}, examples=[{"name": "Ada", "author": "Example Lab"}])

@@ -38,6 +38,7 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             format=default if source.format == "auto" else source.format,
             columns=source.columns,
             constant=source.constant,
+            compose=source.compose,
             system=source.system,
             fill=source.fill,
             name=source.name,

@@ -207,3 +207,14 @@ def test_the_reason_says_how_records_are_written():
     layout, reason = seen.layout, seen.reason
     assert layout == "preference"
     assert all(gives(reason, value) for value in (1, "'chosen'", "'rejected'"))
+
+
+def test_a_template_without_marks_leaves_a_dialogue_in_its_text():
+    whole = [("user", HUMAN), ("assistant", f" {BETTER}")]
+    for name in ("hh with a prompt", "hh, whole", "rm-static"):
+        better, worse = (ranking.unsplit(ONE_TURN[name]) for _ in range(2))
+        found = [read("preference", one)[0] for one in (better, worse)]
+        assert all([(turn.role, turn.text) for turn in one.turns] == whole for one in found)
+        assert [(turn.role, turn.text) for turn in read("preference", ONE_TURN[name])[0].turns] != whole
+    for name in ("trl", "llama-factory, alpaca"):
+        assert ranking.unsplit(ONE_TURN[name]) == ONE_TURN[name]

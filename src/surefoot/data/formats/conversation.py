@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from surefoot.data.sources.records import kind_of
+from surefoot.data.sources.record_values import kind_of
 from surefoot.data.sources.text import read_value
 from surefoot.system.errors import InputError
 from surefoot.system.messages import nearest_words

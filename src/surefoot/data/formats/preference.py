@@ -39,9 +39,10 @@ from surefoot.data.formats.conversation import (
     text,
 )
 from surefoot.data.formats.supervised import TOKENS, read_instruction, read_message, read_sharegpt_turn, read_tokens
-from surefoot.data.sources.records import kind_of
+from surefoot.data.sources.record_values import kind_of
 
 OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields of the prompt; the first present one is read
+AS_TURNS = ", read as turns"  # in the form of a dialogue that is one text
 BESIDES = ("input", "history", "system", "tools")
 
 
@@ -73,6 +74,16 @@ def read_opening(record: Mapping[str, Any]) -> list[Turn]:
     return [*([Turn("system", system)] if system.strip() else []), *turns]
 
 
+def unsplit(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record with the text of its prompt as one user turn, so that a dialogue in it is not split into turns:
+    a template without marks of its own would lose those in the text."""
+    if isinstance(record.get("rejected"), str) and form_of(record) == _WHOLE_TEXTS:
+        opening, *answers = split_last_answers(text(record, "chosen"), text(record, "rejected"))
+        record = {**record, "prompt": opening, **dict(zip(PAIR, answers, strict=True))}
+    prompt = record.get("prompt")
+    return {**record, "prompt": [{"role": "user", "content": prompt}]} if isinstance(prompt, str) else record
+
+
 def answer_turn(record: Mapping[str, Any], words: str) -> Turn:
     """Return a text as the answer to the record's prompt. The space after `Assistant:` is not part of it."""
     prompt = record.get("prompt")
@@ -84,7 +95,7 @@ def opening_form(record: Mapping[str, Any]) -> str:
     name = opening_field(record)
     if name is None or name == "instruction" or not isinstance(record[name], str):
         return {None: "no prompt", "instruction": "an instruction"}.get(name, f"turns in {name!r}")
-    return "a Human/Assistant dialogue in 'prompt', read as turns" if is_open_dialogue(record[name]) else "a text"
+    return f"a Human/Assistant dialogue in 'prompt'{AS_TURNS}" if is_open_dialogue(record[name]) else "a text"
 
 
 def _listed(record: Mapping[str, Any], name: str) -> Sequence[Turn]:
@@ -92,7 +103,7 @@ def _listed(record: Mapping[str, Any], name: str) -> Sequence[Turn]:
 
 
 PAIR = ("chosen", "rejected")
-_WHOLE_TEXTS = "Human/Assistant dialogues in 'chosen' and 'rejected', read as turns: what both begin with is the prompt"
+_WHOLE_TEXTS = f"Human/Assistant dialogues in 'chosen' and 'rejected'{AS_TURNS}: what both begin with is the prompt"
 _WHOLE_LISTS = "whole dialogues in 'chosen' and 'rejected': the turns that both begin with are the prompt"
 
 

@@ -31,7 +31,7 @@ from surefoot.data.formats import (
     retag,
 )
 from surefoot.data.formats.conversation import MARK
-from surefoot.data.formats.preference import read_judged, read_preference, read_prompt
+from surefoot.data.formats.preference import AS_TURNS, read_judged, read_preference, read_prompt, unsplit
 from surefoot.data.formats.registry import Record, read_text
 from surefoot.data.formats.supervised import read_messages
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
@@ -152,6 +152,7 @@ class Reading:
         *,
         texts_alone: bool = False,
         read: Reader | None = None,
+        dialogues: bool = True,
         pictures: Path | None = None,
     ):
         """Prepare to read the source; `batches` does it.
@@ -159,11 +160,13 @@ class Reading:
         limit: number of records to use, from the start; None: all.
         texts_alone: refuse records with turns.
         read: reader of records in the custom format.
+        dialogues: split a dialogue that is one text into turns.
         pictures: folder for pictures whose bytes are in a table.
         """
         self._source, self._limit = source, limit
         self._kind: Kind = kind
         self._texts_alone, self._read, self._pictures = texts_alone, read, pictures
+        self._dialogues = dialogues
         self._scan: FormatScan | None = None
         self._first: Row | None = None
         self._begins_with_text = False
@@ -231,9 +234,11 @@ class Reading:
         """How the layout was found, and how its records are read."""
         if self._scan is None or self._first is None:
             return "read by your function"
-        reasons = [self._scan.reason]
+        how = self._scan.reason
+        reasons = [how if self._dialogues else how.replace(AS_TURNS, ", not split into turns")]
         if not self._source.only_columns:  # otherwise the source's notes list the columns
             reasons += [f"{own!r} read as {field!r}" for field, own in self._source.columns.items()]
+        reasons += [f"{field!r} is {text!r}" for field, text in self._source.compose.items()]
         if self.layout == "prompt-completion" and isinstance(self._first.value.get("prompt"), str):
             reasons.append("a pair of texts goes through the template")
         if self._better_alone:
@@ -264,7 +269,8 @@ class Reading:
         if self._read is not None:
             return self._read
         self._scan = FormatScan(self._kind, self._source.format, first, self._source.name, texts=self._texts_alone)
-        return LAYOUTS[self._scan.layout].read
+        read = LAYOUTS[self._scan.layout].read
+        return read if self._dialogues else lambda record: read(unsplit(record))
 
     def _note(self, batch: list[Conversation]) -> None:
         self.texts = self.texts and all(turn.role == "text" for one in batch for turn in one.turns)

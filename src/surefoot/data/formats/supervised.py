@@ -35,7 +35,8 @@ from surefoot.data.formats.conversation import (
     role_in,
     text,
 )
-from surefoot.data.sources.records import Row, kind_of
+from surefoot.data.sources.record_values import kind_of
+from surefoot.data.sources.records import Row
 
 THOUGHTS = ("reasoning_content", "thinking")  # reasoning field of Qwen, DeepSeek and GLM; of gpt-oss
 _MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from surefoot.data.sources.record_values import composed, kind_of, slots
 from surefoot.data.sources.tables import read_csv, read_parquet
 from surefoot.data.sources.text import decoded, pieces_of, read_lines, read_list, read_value, unpacked
 from surefoot.method_facts.methods import Records
@@ -42,15 +43,6 @@ def rows_per_item(kind: Kind) -> int:
     return 2 if kind == "pairs" else 1
 
 
-_KINDS = {
-    str: "text",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
 _TABLES = (".csv", ".tsv", ".parquet")  # their cells may hold lists as JSON text
 _JSON_CELLS = ("messages", "conversations", "tools", "history")
 _LISTS_OR_TEXTS = ("prompt", "chosen", "rejected", "completion")  # lists of messages in some files, text in others
@@ -70,6 +62,7 @@ class Source:
     tags: for the sharegpt format, tag of dataset_info.json (role_tag, content_tag, user_tag, …) -> the file's name;
         empty for the standard names.
     constant: the format's field name -> a text that stands in every record.
+    compose: the format's field name -> a text with {{COLUMN}} of the record in it, see `composed`.
     system: system message of conversations without one; None: they stay without.
     fill: NAME of a placeholder {{NAME}} in the texts -> the text in its place.
     sample: number of records to draw, by a hash of content and position; None: all.
@@ -87,6 +80,7 @@ class Source:
     only_columns: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
     constant: Mapping[str, str] = field(default_factory=dict)
+    compose: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     fill: Mapping[str, str] = field(default_factory=dict)
     sample: int | None = None
@@ -98,7 +92,12 @@ class Source:
     def identity(self) -> dict[str, Any]:
         """Everything that decides the rows of `read_rows` and their meaning, as JSON values."""
         # In no identity of older versions.
-        later = {"constant": dict(self.constant), "system": self.system, "fill": dict(self.fill)}
+        later = {
+            "constant": dict(self.constant),
+            "compose": dict(self.compose),
+            "system": self.system,
+            "fill": dict(self.fill),
+        }
         return {
             **{name: value for name, value in later.items() if value},
             "sha256": self.sha256,
@@ -166,19 +165,16 @@ def parse_record(value: dict[str, Any], source: Source, where: str) -> dict[str,
 
     where: place of the record, for InputErrors.
     """
-    return _parse_cells(_renamed(value, source), where, source.kind)
-
-
-def kind_of(value: Any) -> str:
-    """Describe the type of a JSON value for messages."""
-    return "an empty list" if value == [] else _KINDS[type(value)]
+    made = {field: composed(text, value, where) for field, text in source.compose.items()}
+    return _parse_cells(_renamed(value, source) | made, where, source.kind)
 
 
 def _renamed(value: dict[str, Any], source: Source) -> dict[str, Any]:
     """Rename the record's fields by `source.columns`. A column replaces a field that already has the format's name."""
-    if not source.columns and not source.only_columns:
+    if not source.columns and not source.only_columns and not source.compose:
         return {**value, **source.constant} if source.constant else value
-    taken = {*source.columns.values(), *source.columns}
+    written = {name for text in source.compose.values() for name, _ in slots(text, value)}
+    taken = {*source.columns.values(), *source.columns, *written}
     kept = {} if source.only_columns else {name: item for name, item in value.items() if name not in taken}
     return kept | {field: value[own] for field, own in source.columns.items() if own in value} | dict(source.constant)
 

@@ -40,7 +40,7 @@ class SourceSpec:
     path: file, folder or hub id.
     format: "auto" or the name of a format.
     columns: the format's field name -> the file's field name.
-    constant, system, fill: see `Source`.
+    constant, compose, system, fill: see `Source`.
     name: entry of the folder's dataset_info.json.
     split: split of a folder or hub data set; of several names, the first that exists is used.
     subset, revision, streaming: for hub data sets only.
@@ -54,6 +54,7 @@ class SourceSpec:
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
     constant: Mapping[str, str] = field(default_factory=dict)
+    compose: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     fill: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
@@ -100,7 +101,7 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
 
 
 def _texts(spec: SourceSpec) -> dict[str, Any]:
-    return {"constant": spec.constant, "system": spec.system, "fill": spec.fill}
+    return {"constant": spec.constant, "compose": spec.compose, "system": spec.system, "fill": spec.fill}
 
 
 def files_of(spec: SourceSpec) -> tuple[Path, ...]:

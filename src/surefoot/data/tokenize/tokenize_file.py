@@ -26,6 +26,7 @@ from surefoot.data.tokenize.dataset import SourceFacts, TokenizedFile
 from surefoot.data.tokenize.encode import Encoded, EncodeSettings, encode
 from surefoot.data.tokenize.picture_processor import is_same, refuse_pictures, with_pictures
 from surefoot.data.tokenize.segments import Template
+from surefoot.families.template_row import Dialogue
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
 from surefoot.system.errors import Fault, InputError
@@ -61,6 +62,13 @@ class TokenizeSettings(EncodeSettings):
     @functools.cached_property
     def _made(self) -> dict[str, Template]:
         return {}
+
+    @property
+    def dialogues(self) -> bool:
+        """Whether a dialogue that is one text is split into turns: not for a template that writes no marks between
+        them."""
+        row = find_row(self.template)
+        return self.kind == "answers" or not (isinstance(row, Dialogue) and row.takes_text)
 
     def template_called(self, name: str) -> Template:
         """Return the template with this name, as stored in a file's facts. A name that is not built in means the user's
@@ -99,6 +107,7 @@ def tokenize(
                 "kind": settings.kind,
                 "processor": settings.processor and [settings.processor.identity, str(source.folder)],
                 "after_prompt": settings.after_prompt,
+                **({} if settings.dialogues else {"dialogues": False}),
             }
         )
         folder = Path(cache) / "tokenised" / key
@@ -120,7 +129,7 @@ def _open_records(
 
     pictures: folder for pictures whose bytes are in a table.
     """
-    how = {"texts_alone": settings.chunks, "pictures": pictures}
+    how = {"texts_alone": settings.chunks, "dialogues": settings.dialogues, "pictures": pictures}
     if source.format != CUSTOM:
 
         def records() -> tuple[Reading, Batches]:

@@ -76,10 +76,11 @@ def _one_model(length: int, rate: float) -> tuple[Row, ...]:
     )
 
 
+_LOSS = listed("print_loss", False, "the loss of every step is logged")
 _STEP1 = (
     joint("sft_only_data_path", [], ("data.train",), "datasets used whole in step 1", type=_names),
     listed("eot_token", "<|endoftext|>", "belongs to add_eot_token"),
-    listed("print_loss", False, "the loss of every step is logged"),
+    _LOSS,
 )
 _STEP2 = (
     joint("num_padding_at_beginning", 1, ("reward.num_padding_at_beginning",), "default auto"),
@@ -148,7 +149,7 @@ _BASE = _one_model(512, 1e-3)
 STEPS: Mapping[Step, Mapping[str, Row]] = {
     "sft": by_name(*_BASE, *_STEP1),
     "reward": by_name(*_one_model(512, 5e-5), *_STEP2),
-    "dpo": by_name(*_BASE, *_STEP1, *_DPO),
+    "dpo": by_name(*_BASE, _LOSS, *_DPO),
     "ppo": by_name(*_STEP3),
 }
 ALIASES: Mapping[Step, Mapping[str, str]] = {
