@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import surefoot
 from helpers.tiny_models import tiny_llama
+from interop.small_configs import BASES, translated
 from surefoot.commands import train as command
 from surefoot.commands.doctor.findings import fault
 from surefoot.commands.main import main as cli
+from surefoot.config.keys import all_keys
 from surefoot.config.schema import RunConfig
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.interop import compat
 from surefoot.interop import translation as account
 from surefoot.interop.deepspeed_chat import FOLDERS
@@ -51,6 +58,63 @@ def test_a_file_has_its_keys():
     words = {"model_name_or_path": "m", "dataset_name": "d", "output_dir": "o", "attn_implementation": "sdpa"}
     found = translate_file("sft.json", json.dumps(words), [], Options())
     assert with_tool_settings(found, "attention.implementation=eager") == "attn_implementation: eager"
+
+
+def _advised_values() -> set[tuple[str, str]]:
+    """Every `KEY: VALUE` in surefoot's own texts where KEY is a key of the config."""
+    rooms = ("planning", "config", "methods", "data", "families", "models", "runs", "training")
+    files = (path for room in rooms for path in (Path(surefoot.__file__).parent / room).rglob("*.py"))
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    texts = [node.value for node in constants if isinstance(node.value, str)]
+    found = (one for text in texts for one in re.findall(r"(?<![\w.])([a-z_]+\.[a-z_.]+): ([\w-]+)", text))
+    return {(key, value) for key, value in found if key in all_keys()}
+
+
+MORE = {
+    "axolotl": {"flash_attention": True, "bf16": True, "optimizer": "adamw_torch", "chat_template": "chatml"},
+    "trl": {"attn_implementation": "flash_attention_2", "bf16": True, "packing": True, "optim": "adamw_torch"},
+    "factory": {"flash_attn": "fa2", "finetuning_type": "lora", "optim": "adamw_torch", "bf16": True},
+    "tune": {},
+}
+
+
+@pytest.mark.parametrize("tool", BASES)
+def test_what_is_advised_under_a_name_of_the_tool_means_the_same_there(tool):
+    """Every value that surefoot's texts advise: written under the tool's name into the file, or left as surefoot's."""
+    found = translated(tool, **MORE[tool])
+    pairs = _advised_values()
+    told = {pair: with_tool_settings(found, "{}: {}".format(*pair)) for pair in pairs}
+    assert len(pairs) > 15
+    assert any(said.partition(": ")[0] != key for (key, _), said in told.items()) or not MORE[tool]
+    for (key, value), said in told.items():
+        name, _, given = said.partition(": ")
+        if name == key:
+            assert (f"{key}={value}" in said) or said == f"{key}: {value}"  # the latter: no setting of the tool's
+        else:
+            config = translated(tool, **MORE[tool] | {name: scalar_or_text(given)}).config
+            for step in key.split("."):
+                config = config[step]
+            assert config == scalar_or_text(value), said
+
+
+@pytest.mark.parametrize(
+    ("tool", "advice", "kept"),
+    [
+        ("axolotl", "use attention.implementation: sdpa, whose kernel", ["attention.implementation=sdpa"]),
+        ("factory", "use data.template: alpaca, vicuna or plain", ["data.template=alpaca"]),
+        ("factory", "use attention.implementation: sdpa, whose kernel", []),
+        ("trl", "set attention.implementation: eager or sdpa", []),
+        ("trl", "set attention.implementation: eager or another", ["attention.implementation=eager"]),
+    ],
+)
+def test_a_value_that_the_tool_has_no_word_for_is_given_as_surefoots_own(tool, advice, kept):
+    said = with_tool_settings(translated(tool, **MORE[tool]), advice)
+    assert re.findall(r"surefoot run (\S+) --", said) == kept
+    assert (advice.split()[1] in said) is bool(kept)
+    twin = replace(translated(tool, **MORE[tool]), with_value=lambda name, value: {})
+    assert "surefoot run" in with_tool_settings(twin, advice)
 
 
 def test_a_share_that_leaves_nothing_is_told_at_its_flag_and_names_the_file():

@@ -161,7 +161,7 @@ def rollouts(config: RunConfig) -> Iterator[Problem]:
         yield problem(f"{section}.engine", what, f"set {section}.vllm_url, or use embedded", f"{section}.vllm_url")
     if given.engine == "vllm" and config.adapter is not None and config.adapter.kind != "lora":
         what = "a vLLM server accepts LoRA adapters or full weights"
-        yield problem(f"{section}.engine", what, "use adapter.kind lora, or embedded", "adapter")
+        yield problem(f"{section}.engine", what, "use adapter.kind: lora, or embedded", "adapter")
     if given.engine != "vllm" and given.vllm_url is not None:
         what = f"is the address of a vLLM server, but {section}.engine is {given.engine}"
         fix = f"set {section}.engine to vllm, or leave it out"

@@ -249,7 +249,7 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
         )
     if missing := [token for token in row.control if not is_control(token)]:
         what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
-        return Fault("data.template", what, f"use {ANYWHERE}", code="SF-DATA-TEMPLATE")
+        return Fault("data.template", what, f"use data.template: {ANYWHERE}", code="SF-DATA-TEMPLATE")
     return row
 
 

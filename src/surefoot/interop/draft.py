@@ -70,6 +70,7 @@ class Draft:
         options: Options | None = None,
     ):
         self.dialect, self.rows = dialect, dialect.rows
+        self._words, self._command = words, command
         self.config: dict[str, Any] = {}
         self.options = options or Options()
         self.environment = {} if command is None else dict(command.environment)
@@ -206,7 +207,15 @@ class Draft:
             resumes=self.resumes,
             given=self._read_values(),
             environment=self.environment,
+            with_value=lambda name, value: self._with_value(command, name, value),
         )
+
+    def _with_value(self, command: str, name: str, value: Any) -> Mapping[str, Any]:
+        word = Word(name, value, name, f"{name}: {shown(value)}")
+        try:
+            return Draft(self.dialect, [*self._words, word], self._command, self.options).finish(command).config
+        except InputError:
+            return {}
 
     def _apply(self, row: Row) -> None:
         if not self.given(row.name) and row.kind != "carried":

@@ -11,12 +11,13 @@ to the setting that caused it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from surefoot.config.dump import shown
 from surefoot.config.keys import schema_key
+from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.system.errors import Fault
 from surefoot.system.redaction import hides, redacted, veiled_value, veiled_words
 
@@ -54,6 +55,7 @@ class Translation:
     given: the other tool's arguments as read, with defaults filled in, for training_args.json.
     environment: NAME=value pairs that preceded the command.
     resumes: checkpoint to resume from, or the run folder for its newest one; None if not requested.
+    with_value: (setting, value) -> the config if the setting had this value; empty if the tool or surefoot refuses it.
     """
 
     tool: str
@@ -64,6 +66,7 @@ class Translation:
     given: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     resumes: str | None = None
+    with_value: Callable[[str, Any], Mapping[str, Any]] = field(default=lambda name, value: {}, compare=False)
 
 
 def said_keys(found: Translation) -> tuple[str, ...]:
@@ -171,9 +174,19 @@ def _rank(note: Note, key: str) -> int:
     return next(place for place, own in enumerate(note.keys) if _same(key, own))
 
 
+_WORD = r"[\w.+-]*\w"
+_VALUE = rf"(?:(?:: ?|=)(?P<value>{_WORD})(?P<others>(?:, {_WORD})* or {_WORD})?)?"  # behind a key
+
+
 def with_tool_settings(translation: Translation, advice: str) -> str:
-    """Replace surefoot keys in advice by the tool's settings, where a single setting decides the key."""
+    """Replace surefoot keys in advice by the tool's settings, where a single setting decides the key. A key with a
+    value stays if the setting has none that means the same; it is then given as one of surefoot's own."""
     as_flags = any(note.where.startswith("--") for note in translation.notes)
+    own: list[str] = []
+
+    def means(name: str, value: Any, key: str, wanted: Any) -> bool:
+        return _at(translation.with_value(name, value), key) == wanted
+
     words: dict[str, set[str]] = {}
     for note in translation.notes:
         alone = note.outcome != "assumed" or ", " not in note.word  # an assumption may name several settings
@@ -183,9 +196,27 @@ def with_tool_settings(translation: Translation, advice: str) -> str:
     for key, names in words.items():
         if len(names) == 1 and (name := next(iter(names))).isidentifier():
             word, between = (f"--{name}", " ") if as_flags else (name, ": ")
-            pattern = rf"(?<![\w.]){re.escape(key)}(?![\w.])(: ?|=)?"
-            advice = re.sub(pattern, lambda found, word=word, sep=between: word + (sep if found[1] else ""), advice)
-    return advice
+
+            def in_words(found: re.Match[str], key: str = key, name: str = name, word: str = f"{word}{between}") -> str:
+                if found["value"] is None:
+                    return word.rstrip(": ")
+                wanted, *others = map(scalar_or_text, re.findall(_WORD, found[0])[1:])
+                same = [value for value in (wanted, True, False) if means(name, value, key, wanted)]
+                if same and all(means(name, value, key, value) for value in others if value != "or"):
+                    return f"{word}{shown(same[0])}{found['others'] or ''}"
+                own.append(f"{key}={found['value']}")
+                return found[0]
+
+            advice = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.]){_VALUE}", in_words, advice)
+    named = f" (surefoot's own: surefoot run {' '.join(own)} -- COMMAND)" if own else ""
+    return advice + named
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for step in key.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def _lines(group: Mapping[str, Any], path: str, notes: Iterable[Note]) -> Iterator[str]:

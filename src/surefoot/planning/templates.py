@@ -99,9 +99,8 @@ def _check_named(name: str, tokenizer: TokenizerFacts, notes: Notes) -> None:
                 notes.refuse("data.template", f"{fault.where}: {fault.what}", fault.fix, fault.code)
     elif name == OWN:
         if tokenizer.chat_template is None:
-            notes.refuse(
-                "data.template", "the tokenizer has no chat template", f"use auto, {ANYWHERE}", "SF-DATA-TEMPLATE"
-            )
+            fix = f"use data.template: auto, {ANYWHERE}"
+            notes.refuse("data.template", "the tokenizer has no chat template", fix, "SF-DATA-TEMPLATE")
     elif isinstance(fault := named_row(name, tokenizer.is_special), Fault):
         notes.refuse(fault.where, fault.what, fault.fix, fault.code)
 

@@ -49,7 +49,7 @@ def lay_out_prompt(row: Prompt, conversation: Conversation, eos: str) -> tuple[S
     answers = [turn for turn in conversation.turns if turn.role == "assistant"]
     if len(system) > 1 or len(answers) > 1 or any(turn.role != "system" for turn in system) or _has_tools(conversation):
         what = f"the {row.name} template supports only one prompt and one answer"
-        raise RowFault(what, "choose data.template vicuna, chatml or tokenizer")
+        raise RowFault(what, "choose data.template: vicuna, chatml or tokenizer")
     if system and not row.system_as_header:
         raise RowFault(f"the {row.name} template supports no system text", "choose alpaca or a chat template")
     return tuple([segment for segment in _prompt(row, system, prompt, answers, eos) if segment.text])

@@ -50,7 +50,7 @@ def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Templat
     """Return the tokenizer's template. Raises InputError if it has none, or none that is supported."""
     tokenizer = encoder.tokenizer
     if tokenizer.chat_template is None:
-        fix = f"choose {ANYWHERE}, or a .jinja file"
+        fix = f"choose data.template: {ANYWHERE}, or a .jinja file"
         raise InputError(Fault("data.template", "the tokenizer has no chat template", fix, code="SF-DATA-TEMPLATE"))
     try:
         source = tokenizer.get_chat_template()
@@ -362,7 +362,7 @@ class _Chat:
         return lay_out_rendered(conversation, self._render_tools, stop_spans, usual, self.encoder)
 
 
-_OTHER_TEMPLATE = "choose another data.template: the named one of the model's family, chatml or vicuna"
+_OTHER_TEMPLATE = "choose another data.template, such as the named one of the model's family, chatml or vicuna"
 
 
 def _placeholders(roles: Iterable[str]) -> list[Turn]:

@@ -296,7 +296,7 @@ def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -
         return requested, "asked for"
     if all(column in first.value for column in PAIR):
         what = f"row 1 is a preference record (it has {listed(PAIR)}), so it is open which answer to learn"
-        advice = f"choose stage {methods_for('pairs')}, or data.format preference; {_advice(first.value)}"
+        advice = f"choose stage {methods_for('pairs')}, or data.format: preference; {_advice(first.value)}"
         raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
     if texts and "text" in first.value:
         return recognize(first, name, among=("text",))

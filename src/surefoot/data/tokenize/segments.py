@@ -277,7 +277,7 @@ def text_ids(text: str, encoder: TextEncoder, bos_id: int | None) -> list[int]:
 
 def require_turns(conversation: Conversation, name: str) -> None:
     if conversation.turns[0].role == "text":
-        raise RowFault(f"the {name} template needs turns, but a text record has none", "choose data.template plain")
+        raise RowFault(f"the {name} template needs turns, but a text record has none", "choose data.template: plain")
 
 
 def pieces_of(segments: Sequence[Segment], encoder: TextEncoder, opening: bool) -> list[Piece]:

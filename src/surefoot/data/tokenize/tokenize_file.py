@@ -185,7 +185,7 @@ def _encode(source: Source, records: Records, settings: TokenizeSettings, folder
         except _TemplateRefused as error:
             refused.append(error.why)
     if other := template_for_all(lambda: records()[1], settings.encoder, settings.stop_ids):
-        fix = f"choose data.template {other}, which can render all records"
+        fix = f"choose data.template: {other}, which can render all records"
         faults = refused[0].faults
         raise InputError([fault if fault.where == source.name else replace(fault, fix=fix) for fault in faults])
     raise refused[0]
