@@ -182,7 +182,11 @@ def test_train_recognizes_the_file(server, written, tmp_path):
         assert f"\n{line}\n" in said
     rows = [json.loads(line) for line in (output / "trainer_log.jsonl").read_text().splitlines()]
     first = next(row for row in rows if "loss" in row)
-    assert f"\n{{'loss': {round(first['loss'], 4)}, 'learning_rate': 0.0, 'epoch': 0.33}}\n" in said
+    measured = f"'loss': {round(first['loss'], 4)}, 'grad_norm': {round(first['grad_norm'], 4)}"
+    assert f"\n{{{measured}, 'learning_rate': 0.0, 'epoch': 0.33}}\n" in said
+    own = f"1/{first['total_steps']}"  # in surefoot's line of the step, which run.log has
+    assert lines_giving(said, own) == []
+    assert lines_giving((output / "run.log").read_text(), own)
     evaluation = next(row for row in rows if "eval_loss" in row)
     accuracy = f"'eval_accuracy': {round(evaluation['eval_accuracy'], 4)}"
     assert f"{{'eval_loss': {round(evaluation['eval_loss'], 4)}, {accuracy}, 'epoch': 1.0}}" in said

@@ -40,8 +40,8 @@ def lines(facts: RunFacts, template: str | None = "phi") -> list[str]:
 
 
 def test_rows_are_trainers():
-    assert trainer_row({"loss": 1.23444, "lr": 0.0005, "epoch": 1.0}) == [
-        "{'loss': 1.2344, 'learning_rate': 0.0005, 'epoch': 1.0}"
+    assert trainer_row({"loss": 1.23444, "grad_norm": 0.5, "lr": 0.0005, "epoch": 1.0}) == [
+        "{'loss': 1.2344, 'grad_norm': 0.5, 'learning_rate': 0.0005, 'epoch': 1.0}"
     ]
     assert trainer_row({"eval_loss": 1.123, "eval_accuracy": 0.85, "epoch": 1.0}) == [
         "{'eval_loss': 1.123, 'eval_accuracy': 0.85, 'epoch': 1.0}"
@@ -49,8 +49,8 @@ def test_rows_are_trainers():
 
 
 def test_a_loss_that_is_not_finite_is_no_number():
-    assert trainer_row({"loss": None, "lr": 0.0005, "epoch": 1.0}) == [
-        "{'loss': nan, 'learning_rate': 0.0005, 'epoch': 1.0}"
+    assert trainer_row({"loss": None, "grad_norm": None, "lr": 0.0005, "epoch": 1.0}) == [
+        "{'loss': nan, 'grad_norm': nan, 'learning_rate': 0.0005, 'epoch': 1.0}"
     ]
 
 

@@ -98,6 +98,16 @@ def test_every_line_in_a_pipe_has_the_same_fields(monkeypatch):
     assert first != later
 
 
+def test_what_another_tools_line_tells_is_not_told_again():
+    progress, stream = plain()
+    progress.step(STEP, TIMING, told=True)
+    progress.evaluation(EVALUATION, told=True)
+    assert stream.getvalue() == ""
+    progress.step(STEP, TIMING)  # twin
+    progress.evaluation(EVALUATION)
+    assert len(stream.getvalue().splitlines()) == 2
+
+
 PAIRS = {"reward_accuracy": 0.6, "reward_margin": 0.0145, "reward_chosen": -0.008207, "reward_rejected": -0.005399}
 PPO = {"reward": 0.009149, "kl": 0.0141}
 

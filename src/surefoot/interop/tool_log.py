@@ -1,6 +1,7 @@
-"""Print another tool's log lines, which its users search for, next to surefoot's own.
+"""Print another tool's log lines, which its users search for.
 
-A ToolLog formats them from facts of the run. A line that would not be true of this run is left out or reworded.
+A ToolLog formats them from facts of the run. A line that would not be true of this run is left out or reworded. A row
+of the log is told on the screen once, by the tool's line if it has one; run.log has surefoot's, too.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def trainer_row(row: Mapping[str, Any]) -> Lines:
     if "eval_loss" in row:
         accuracy = {"eval_accuracy": round(row["eval_accuracy"], 4)} if "eval_accuracy" in row else {}
         return [str({"eval_loss": _number(row["eval_loss"]), **accuracy, "epoch": round(row["epoch"], 2)})]
-    rate = float(f"{row['lr']:.4g}")
-    return [str({"loss": _number(row["loss"]), "learning_rate": rate, "epoch": round(row["epoch"], 2)})]
+    measured = {"loss": _number(row["loss"]), "grad_norm": _number(row["grad_norm"])}
+    return [str({**measured, "learning_rate": float(f"{row['lr']:.4g}"), "epoch": round(row["epoch"], 2)})]
 
 
 def _number(value: float | None) -> float:

@@ -41,7 +41,8 @@ class RunObserver:
     epoch: step -> passes over the data after it.
     rows: what `cut_to_step` kept; empty at a fresh start.
     peak_memory: returns bytes so far, None if not measured.
-    on_row: called with every row once it is written.
+    on_row: called with every row once it is written; returns whether it told the row on the screen, in place of
+        surefoot's own line, which is then in run.log alone.
     unit: what a loss is the mean over.
     seed: the run's seed.
     guess: loss of a model that gives every token the same probability; infinite: its loss is no cross entropy.
@@ -59,7 +60,7 @@ class RunObserver:
         rows: Sequence[Row] = (),
         start_step: int = 0,
         pace: Pace | None = None,
-        on_row: Callable[[Row], None] | None = None,
+        on_row: Callable[[Row], bool] | None = None,
         unit: Unit = "tokens",
         seed: int = 0,
         guess: float = math.inf,
@@ -96,9 +97,9 @@ class RunObserver:
 
     def step(self, report: StepReport, state: RunState) -> None:
         self._pace.step(report.tokens, report.weight)
-        timing = self._timing(report.step)
+        timing, told = self._timing(report.step), False
         if is_logged(report, self._total, self._log_every):
-            self._keep(train_row(report, self._position(report.step, state), timing))
+            told = self._keep(train_row(report, self._position(report.step, state), timing))
             self._pace.mark()
         self._step = report.step
         self._flight.add(report)
@@ -113,7 +114,7 @@ class RunObserver:
             sentence = wording.spike_sentence(report)
             self._note("spike", sentence)
             self.progress.event(sentence, style="yellow")
-        self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped)
+        self.progress.step(report, timing, consecutive=guard.consecutive, skipped=guard.skipped, told=told)
         if report.step == 1 and report.loss is not None and report.loss > self._guess + _WORSE:
             self.caution(wording.worse_than_guessing(report.loss, self._guess))
         if report.profile is not None:
@@ -122,10 +123,10 @@ class RunObserver:
 
     def evaluation(self, report: EvalReport, state: RunState, improved: bool) -> None:
         timing = self._timing(report.step)
-        self._keep(eval_row(report, self._position(report.step, state), timing))
+        told = self._keep(eval_row(report, self._position(report.step, state), timing))
         if improved:
             self._note("best", wording.eval_sentence(report, improved))
-        self.progress.evaluation(report, improved=improved)
+        self.progress.evaluation(report, improved=improved, told=told)
 
     def saved(self, folder: Path, state: RunState) -> None:
         best = state.best is not None and state.best.step == state.step  # saved regardless of checkpoint.every
@@ -182,11 +183,11 @@ class RunObserver:
         else:
             self._note("failed", " ".join(f"{type(error).__name__}: {error}".split()))
 
-    def _keep(self, row: Row) -> None:
+    def _keep(self, row: Row) -> bool:
+        """Return what `on_row` returns."""
         self.rows.append(row)
         append_row(self._log, row)
-        if self._on_row is not None:
-            self._on_row(row)
+        return self._on_row is not None and self._on_row(row)
 
     def _position(self, step: int, state: RunState) -> Position:
         return Position(self._total, self._epoch(step), state.tokens, state.supervised, self._unit)

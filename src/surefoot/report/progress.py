@@ -56,8 +56,14 @@ class Progress:
             self._live.start(refresh=True)
             console.screen.show_cursor(True)  # a killed process could not restore it
 
-    def step(self, report: StepReport, timing: Timing, *, consecutive: int = 0, skipped: int = 0) -> None:
-        """Show a step. consecutive, skipped: the guard's counts of non-finite steps, in a row and in total."""
+    def step(
+        self, report: StepReport, timing: Timing, *, consecutive: int = 0, skipped: int = 0, told: bool = False
+    ) -> None:
+        """Show a step.
+
+        consecutive, skipped: the guard's counts of non-finite steps, in a row and in total.
+        told: whether another tool's line has told the step, so that surefoot's is only for run.log.
+        """
         self._step = report.step
         self._state = wording.guard_state(report, consecutive, skipped)
         self._numbers = wording.step_numbers(report, timing, self._last_eval)
@@ -67,16 +73,13 @@ class Progress:
         if is_logged(report, self._total, self._log_every):
             fields = wording.step_line(report, self._total, timing, self._state, self._last_eval)
             # Logged also on a live terminal: after a kill, the last steps are read in run.log.
-            if self._live:
-                self._console.note(wording.fitted(fields))
-            else:
-                self._console.say(wording.shown_fields(fields, self._console.columns), logged=wording.fitted(fields))
+            self._line(fields, shown=not self._live and not told)
         self._draw()
 
-    def evaluation(self, report: EvalReport, *, improved: bool = False) -> None:
+    def evaluation(self, report: EvalReport, *, improved: bool = False, told: bool = False) -> None:
+        """told: as of `step`."""
         self._last_eval = report
-        fields = wording.eval_fields(report, improved)
-        self._console.say(wording.shown_fields(fields, self._console.columns), logged=wording.fitted(fields))
+        self._line(wording.eval_fields(report, improved), shown=not told)
 
     def event(self, sentence: str, *, style: str = "") -> None:
         """Print an event on its own line, above the bar."""
@@ -99,6 +102,12 @@ class Progress:
             self._draw(now=True)
             self._live.stop()
             self._live = None
+
+    def _line(self, fields: list[wording.Field], *, shown: bool) -> None:
+        if shown:
+            self._console.say(wording.shown_fields(fields, self._console.columns), logged=wording.fitted(fields))
+        else:
+            self._console.note(wording.fitted(fields))
 
     def _draw(self, now: bool = False) -> None:
         if self._live is not None and (now or self._clock() - self._drawn >= _REDRAW):

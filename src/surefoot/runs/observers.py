@@ -98,7 +98,7 @@ def open_observer(
     run: PreparedRun,
     loaded: LoadedModels,
     console: Console,
-    on_row: Callable[[Row], None] | None = None,
+    on_row: Callable[[Row], bool] | None = None,
     *,
     own_loss: bool = False,
 ) -> RunObserver:

@@ -309,9 +309,11 @@ def _take_steps_and_publish(
     folder, tool_log = run.folder, options.tool_log
     trackers = open_trackers(run.config, folder, loaded.state, console)
 
-    def on_row(row: Row) -> None:
-        _say(console, tool_log.row(row))
+    def on_row(row: Row) -> bool:
+        lines = tool_log.row(row)
+        _say(console, lines)
         trackers.row(row)
+        return bool(lines)
 
     own_loss = options.custom.objective is not None
     with trackers, open_observer(run, loaded, console, on_row, own_loss=own_loss) as observer:
