@@ -12,7 +12,7 @@ from surefoot.config.load import dump_config
 from surefoot.planning.plan import plan_to_json
 from surefoot.runs import output_folder as occupied
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder
-from surefoot.system import disk
+from surefoot.system import disk, durable
 from surefoot.system.errors import InputError
 from surefoot.training.state import RunState
 
@@ -96,7 +96,22 @@ class TestWhoseFolder:
             folder.mkdir()
         assert look(config(), mode) == FolderState(folder, mode)
 
-    def test_an_occupied_one_is_not_begun_in(self, look, config, started):
+    def test_where_nothing_was_saved_the_same_command_begins_anew(self, look, config, started):
+        """An error in the first steps leaves records and logs. Whatever was saved is the twin."""
+        assert look(config(optim={"lr": 7e-7}), "new") == FolderState(started, "resume")
+        assert look(config(), "overwrite") == FolderState(started, "overwrite")
+        (started / "MANIFEST.json").touch()  # published; its checkpoints were deleted
+        assert refusal(look, config(), "new").code == "SF-USE-OUTPUT"
+
+    def test_a_save_that_is_completed_only_now_is_not_begun_over(self, config, started):
+        """A kill between its two renames hid the only checkpoint."""
+        save_checkpoint(started, toy_engine(), RunState(step=2))
+        (started / "checkpoint-2").rename(started / f"{durable._REPLACED}checkpoint-2")
+        with raises_fault("SF-USE-OUTPUT", "output"):
+            inspect_folder(config(), "new")
+        assert (started / "checkpoint-2").is_dir()
+
+    def test_an_occupied_one_is_not_begun_in(self, look, config, stopped):
         fault = refusal(look, config(), "new")
         assert fault.where == "output"
         assert "--resume" in fault.fix

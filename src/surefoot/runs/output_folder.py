@@ -53,7 +53,9 @@ def is_free(folder: Path) -> bool:
 
 
 def refuse_occupied(folder: Path, mode: Mode) -> None:
-    if mode == "new" and _is_run_folder(folder):
+    """Raises InputError if the folder is no run's, or a new run would lose what one has saved there. Where nothing was
+    saved, as after an error in the first steps, the same command begins anew."""
+    if mode == "new" and _is_run_folder(folder) and _has_saved(folder):
         fix = "continue it with --resume, replace it with --overwrite"
         raise InputError(Fault("output", f"{folder} is not empty", fix, code="SF-USE-OUTPUT"))
     if not _is_run_folder(folder):
@@ -100,6 +102,11 @@ def _is_run_folder(folder: Path) -> bool:
     except InputError:
         pass
     return has_checkpoint(folder)
+
+
+def _has_saved(folder: Path) -> bool:
+    """Whether the run has a checkpoint, intact or not, or has published a model."""
+    return has_checkpoint(folder) or (folder / MANIFEST).exists()
 
 
 def has_checkpoint(folder: Path) -> bool:

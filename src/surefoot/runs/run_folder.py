@@ -77,7 +77,12 @@ def inspect_folder(config: RunConfig, mode: Mode) -> FolderState:
     writable or another process uses it, IntegrityError (4) if there are checkpoints and none verifies.
     """
     folder, occupied = Path(config.output), require_free(config, mode)
-    return _resume(config, folder) if mode == "resume" and occupied else FolderState(folder, mode)
+    if not occupied or mode == "overwrite":
+        return FolderState(folder, mode)
+    found = _resume(config, folder)
+    if mode == "new":  # a save that a kill interrupted may just have been completed
+        refuse_occupied(folder, mode)
+    return found
 
 
 @contextmanager
