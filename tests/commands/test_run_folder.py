@@ -8,9 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from helpers import zoo
-from helpers.faults import lines_giving, prints_fault
+from helpers.faults import gives, lines_giving, prints_fault
 from helpers.trained_runs import heron_config, heron_folder
 from surefoot.report.verification import verify_folder
 from surefoot.runs.run_folder import written_by_run
@@ -196,6 +197,24 @@ def test_all_conflicts_are_told_with_an_occupied_folder(finished):
 def test_twin_in_an_empty_folder_they_are_told_without_it(train):
     with pytest.raises(AssertionError, match="SF-USE-OUTPUT"):
         check_all_conflicts(train)
+
+
+def test_another_model_or_other_data_are_told_of_a_finished_run_too(finished, output, base, tmp_path):
+    """Their paths are free to change, so only their content tells. The twins were moved alone."""
+    for name in ("moved", "other"):
+        shutil.copytree(base, tmp_path / name)
+        shutil.copy(tmp_path / "train.json", tmp_path / f"{name}.json")
+    records = json.loads((tmp_path / "other.json").read_text())
+    (tmp_path / "other.json").write_text(json.dumps([{**records[0], "output": "else"}, *records[1:]]))
+    weights = tmp_path / "other" / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*.*") if path.name != LOCK}
+    for name, code in (("moved", 0), ("other", 4)):
+        for change in (f"model={tmp_path / name}", f"data.train={tmp_path / name}.json"):
+            found, log = finished("--resume", change)
+            assert (found, "[SF-RESUME-CHANGED]" in log) == (code, code == 4), log
+            assert gives(log, change.partition("=")[2])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_a_duration_below_the_step_reached_is_refused(finished, output):

@@ -290,9 +290,10 @@ def _nothing_to_do(existing: FolderState, console: Console, session: Session) ->
 
 
 def _is_untouched(existing: FolderState) -> bool:
-    """Whether the run has published its result and no changed config key affects training, so no plan is needed."""
+    """Whether the run has published its result and its config is the same, so no plan is needed. What differs is told,
+    and what may have been moved is compared, as in a run that goes on."""
     published = existing.checkpoint is not None and is_published(existing.folder, existing.checkpoint.step)
-    return published and all(change.policy == "free" for change in existing.changes)
+    return published and not existing.changes
 
 
 def _is_done(run: PreparedRun) -> bool:
