@@ -186,7 +186,7 @@ def test_the_first_line_of_a_run_comes_before_torch(place):
     [
         (
             "train run.yaml data.train=cut.json",
-            "import surefoot.runs.precheck as early; early.check_before_torch = lambda config, mode: None",
+            "import surefoot.runs.precheck as early; early.check_before_torch = lambda *asked, dry_run: None",
         ),
         (
             "train run.yaml output=begun --resume",

@@ -225,6 +225,20 @@ def test_an_occupied_folder_is_refused_and_nothing_changes(finished):
     assert run.files() == before
 
 
+@pytest.mark.parametrize(("flags", "code"), [([], 2), (["--overwrite"], 0)])
+def test_a_dry_run_plans_there_and_tells_at_its_end_what_the_run_would_be_refused_for(finished, flags, code):
+    """With a flag under which the run could use the folder nothing is told."""
+    run, _ = finished
+    before = run.files()
+    found, log = run("--dry-run", *flags)
+    assert found == code, log
+    refused = [number for number, line in enumerate(log.splitlines()) if line.endswith("[SF-USE-OUTPUT]")]
+    assert len(refused) == bool(code)
+    planned = lines_giving(log, 6, run.output)[-1]  # steps
+    assert all(number > log.splitlines().index(planned) for number in refused)
+    assert run.files() == before
+
+
 def test_overwrite_replaces_a_run_once_all_checks_have_passed_but_not_a_strangers_folder(run):
     trial = run(duration="2 steps")
     trial.output.mkdir()

@@ -177,7 +177,7 @@ def _launch(config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translatio
 
             console.say(_beginning(config))
             with captured_libraries(console):
-                commits = check_before_torch(config, mode)
+                commits = check_before_torch(config, mode, dry_run=flags.dry_run)
             if count > 1:
                 from surefoot.commands.launching import start_ranks
 

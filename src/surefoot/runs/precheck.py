@@ -31,8 +31,10 @@ _LARGE = 64 << 20  # bytes of described data that are not looked into here: they
 _OWN = "custom"  # the format of records that a Python caller's function reads
 
 
-def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
+def check_before_torch(config: RunConfig, mode: Mode, *, dry_run: bool = False) -> Commits | None:
     """Raise what `train_run` would raise and torch is not needed for.
+
+    dry_run: as of its options; it is told of an occupied folder at its end.
 
     Returns the commits of the names on the hub, None if they were not looked up.
     """
@@ -47,7 +49,7 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
         if config.metrics.names:  # which exist is known only with torch, and all faults are reported together
             return None
         refused = error.faults
-    commits = _check_plan(config, folder, refused)
+    commits = _check_plan(config, folder, refused, alone=not (dry_run and mode == "new"))
     kind, data = config.method.records, config.data
     for sources, specs in ((data.train, trained_specs(config)), (data.eval, evaluated_specs(config))):
         for source, spec in zip(sources if isinstance(sources, tuple) else (), specs, strict=True):
@@ -59,12 +61,13 @@ def check_before_torch(config: RunConfig, mode: Mode) -> Commits | None:
     return commits
 
 
-def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...]) -> Commits:
+def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...], *, alone: bool) -> Commits:
     """Make the draft plan; return the commits of the names on the hub.
 
     refused: faults of the run folder, raised together with those of the config.
+    alone: whether they are raised if the config has none.
     """
-    with raised_together(refused):
+    with raised_together(refused, alone=alone):
         require_trackers(config.report_to)
         pinned, commits = pin(config, {})
         # PPO's models are looked at with torch. Without it nothing is known of a GPU but that there is one.

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def raised_together(faults: Sequence[Fault]) -> Iterator[None]:
-    """Raise `faults` and those of the block as one InputError, so that the user sees all mistakes at once."""
+def raised_together(faults: Sequence[Fault], *, alone: bool = True) -> Iterator[None]:
+    """Raise `faults` and those of the block as one InputError, so that the user sees all mistakes at once.
+
+    alone: raise `faults` also if the block has none.
+    """
     try:
         yield
     except SurefootError as error:
         if not faults:
             raise
         raise InputError([*faults, *(error.faults if isinstance(error, InputError) else ())]) from None
-    if faults:
+    if faults and alone:
         raise InputError(faults)
 
 

@@ -50,7 +50,7 @@ from surefoot.runs.rollback import note_rollbacks, roll_back
 from surefoot.runs.run_folder import FolderState, inspect_folder, lock_folder, note_changes, reminder, write_records
 from surefoot.runs.steps import load_and_check, take_steps
 from surefoot.system import hardware
-from surefoot.system.errors import STOPPED_EXIT_CODE, InputError, SurefootError
+from surefoot.system.errors import STOPPED_EXIT_CODE, Fault, InputError, SurefootError
 from surefoot.system.messages import counted
 from surefoot.system.redaction import veiled
 from surefoot.training.checkpoint import read_state
@@ -70,7 +70,7 @@ class RunOptions:
     """Options of `train_run` besides the config.
 
     typed: argv of the command line, for the resume hint; empty when called from Python.
-    dry_run: stop before the run folder is written.
+    dry_run: stop before the run folder is written. That a new run may not use it is raised then.
     figures: computes additional metrics of the trained model for all_results.json.
     prompt: the example prompt suggested in the last lines; None takes one from the data.
     custom: the caller's own functions (loss, reward, metrics, ...).
@@ -135,7 +135,7 @@ def _lead_run(
     Returns the exit code, or None if the run was rolled back to a checkpoint and must be resumed.
     """
     with session.activity.during("planning and reading the data"):
-        existing = _inspect(config, mode, options.custom)
+        existing, refused = _inspect(config, mode, options)
         if _is_untouched(existing):
             return _nothing_to_do(existing, console, session)
         if existing.checkpoint is not None:
@@ -148,6 +148,8 @@ def _lead_run(
     if options.dry_run:
         steps = counted(run.timetable.total_steps, "step")
         console.say(f"dry run: {steps} planned; nothing was written to {run.folder}")
+        if refused:
+            raise InputError(refused)
         return hand_over_end(session)
     check_several(config, session.ranks)
     hand_over(session, run)
@@ -238,7 +240,7 @@ def _begin_records(
 
 
 def _note_error(console: Console, text: str) -> None:
-    """Write the error to run.log with secrets masked: a user's function or a server may have quoted a key."""
+    """Write the error to run.log with secrets masked, which a user's function or a server may have quoted."""
     console.note(f"error: {veiled(text)}")
 
 
@@ -254,34 +256,32 @@ def _rolled_back(run: PreparedRun, error: StepsLost, console: Console) -> bool:
     return not isinstance(made, str)
 
 
-def _inspect(config: RunConfig, mode: Mode, custom: Custom) -> FolderState:
-    """Inspect the folder. If it is refused, report that together with all conflicts of the config."""
+def _inspect(config: RunConfig, mode: Mode, options: RunOptions) -> tuple[FolderState, Sequence[Fault]]:
+    """Inspect the folder. If it is refused, report that together with all conflicts of the config; a dry run of a new
+    run, which writes nothing there, gets the faults if there are no conflicts."""
     try:
-        return inspect_folder(config, mode)
+        return inspect_folder(config, mode), ()
     except InputError as error:
-        others = () if mode == "resume" else conflicts(config, custom)  # a resumed run keeps its plan
-        if not others:
-            raise
-        raise InputError([*error.faults, *others]) from None
+        others = () if mode == "resume" else conflicts(config, options.custom)  # a resumed run keeps its plan
+        if others:
+            raise InputError([*error.faults, *others]) from None
+        if options.dry_run and mode == "new":
+            return FolderState(Path(config.output), mode), error.faults
+        raise
 
 
 def _mend_logs(existing: FolderState) -> list[str]:
     """Repair and cut the logs of a resumed run, and return what was wrong. Call it before anything is appended to
     them."""
-    if existing.checkpoint is None:
-        return []
-    places = existing.folder, existing.checkpoint.folder
-    return [*mend_logs(*places), *cut_to_marks(*places)]
+    places = existing.checkpoint and (existing.folder, existing.checkpoint.folder)
+    return [*mend_logs(*places), *cut_to_marks(*places)] if places else []
 
 
 def _nothing_to_do(existing: FolderState, console: Console, session: Session) -> int:
     """Report that the run is finished. The folder is only locked if one of its logs needs repair."""
     checkpoint = existing.checkpoint
-    if (
-        checkpoint
-        and has_copies(checkpoint.folder)
-        and any(one.fault for one in check_logs(existing.folder, checkpoint.folder))
-    ):
+    logs = check_logs(existing.folder, checkpoint.folder) if checkpoint and has_copies(checkpoint.folder) else []
+    if checkpoint and any(one.fault for one in logs):
         with lock_folder(existing):
             for sentence in mend_logs(existing.folder, checkpoint.folder):
                 console.say(sentence, style="yellow")
@@ -290,8 +290,7 @@ def _nothing_to_do(existing: FolderState, console: Console, session: Session) ->
 
 
 def _is_untouched(existing: FolderState) -> bool:
-    """Whether the run has published its result and its config is the same, so no plan is needed. What differs is told,
-    and what may have been moved is compared, as in a run that goes on."""
+    """Whether the run has published and its config is the same. What differs is told, what was moved is compared."""
     published = existing.checkpoint is not None and is_published(existing.folder, existing.checkpoint.step)
     return published and not existing.changes
 
