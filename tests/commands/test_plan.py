@@ -9,8 +9,11 @@ from click.testing import CliRunner
 
 from helpers.faults import gives, prints_fault
 from helpers.model_layouts import LLAMA32_1B, llama3_tokenizer, model_facts
+from helpers.tiny_models import tiny_llama
 from surefoot.commands.main import main
 from surefoot.planning.plan import plan_from_json, plan_to_json
+from surefoot.runs import plan_with_data as with_data
+from surefoot.system.errors import EnvironmentFault, Fault
 
 
 @pytest.fixture
@@ -25,6 +28,14 @@ def config(tmp_path):
         f"output: {tmp_path / 'run'}\n"
     )
     return path
+
+
+@pytest.fixture
+def whole(config, tmp_path):
+    """The same of a model whose tokenizer can be loaded, as this machine's plan does to read the data."""
+    base = tiny_llama(tmp_path / "whole", pad=True)
+    config.write_text(config.read_text().replace(str(tmp_path / "model"), str(base)))
+    return config
 
 
 def run(*arguments):
@@ -72,12 +83,34 @@ def test_all_conflicts_are_lines_on_stderr(config):
     assert prints_fault(flash, "SF-CONFIG-CONFLICT", "override attention.flash=on: attention.flash", "fp16", "bf16")
 
 
-def test_this_machine_is_the_default(config):
-    result = run(config, "attention=eager", "precision=fp32", "--json")
+def test_data_with_a_fault_are_told_below_the_plan_as_the_run_would(whole, tmp_path):
+    """A file that a description names and that is gone; data that were never looked for are the twin."""
+    (tmp_path / "dataset_info.json").write_text('{"birds": {"file_name": "gone.json"}}')
+    asked = [whole, f"data.train={{path: {tmp_path}, name: birds}}"]
+    result = run(*asked)
+    assert result.exit_code == 2
+    assert [line for line in result.stdout.splitlines() if line.split()[:1] == ["precision.compute"]]
+    assert prints_fault(result.stderr, "SF-FILE-MISSING", tmp_path / "gone.json")
+    told = json.loads(run(*asked, "--json").stdout)
+    assert plan_from_json(told).precision.compute.value
+    assert run(*asked, "--hardware", "h100").exit_code == 0
+
+
+def test_a_hub_that_cannot_be_reached_from_here_is_no_fault_of_the_data(config, monkeypatch):
+    unreached = EnvironmentFault(Fault("org/data", "the hub cannot be reached"))
+    monkeypatch.setattr(with_data, "planned_tokenizer", lambda *asked: (_ for _ in ()).throw(unreached))
+    result = run(config)
+    assert result.exit_code == 0
+    assert gives(result.stderr, "org/data")
+
+
+def test_this_machine_is_the_default(whole):
+    result = run(whole, "attention=eager", "precision=fp32", "--json")
     assert result.exit_code == 0, result.output
     plan = plan_from_json(json.loads(result.stdout))
     assert plan.attention.expected.value == "eager"
-    assert plan.measurements["attention"] == []
+    assert plan.measurements is not None
+    assert plan_from_json(json.loads(run(whole, "--hardware", "cpu", "--json").stdout)).measurements is None
 
 
 def test_nothing_heavy_is_imported_for_a_preset(config):

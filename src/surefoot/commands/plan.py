@@ -17,6 +17,7 @@ from surefoot.config.schema import BatchConfig, KernelsConfig, RunConfig
 from surefoot.planning.fast_paths import plain_kernels
 from surefoot.planning.plan import RunPlan, plan_to_json
 from surefoot.system import hardware
+from surefoot.system.errors import InputError
 
 if TYPE_CHECKING:
     from surefoot.planning.scale import ScaleRow
@@ -34,7 +35,8 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
     """Show how CONFIG.yaml would run: precision, attention, tokens, adapter, memory, batch, each with its reason.
 
     Needs the model's config.json and tokenizer files, but no weights. Without --hardware it measures this machine for a
-    second or two and reads the data, because lengths decide on packing and micro-batches; the run reuses both.
+    second or two and reads the data, because lengths decide on packing and micro-batches; the run reuses both. Data
+    with a fault are told below the plan, with the exit code of the run.
     """
     loaded = load_or_exit(config, overrides)
     if scale:
@@ -51,17 +53,25 @@ def plan(config: Path, overrides: tuple[str, ...], machine: str | None, as_json:
         from surefoot.runs.make_plan import make_plan
 
         made, unread = make_plan(loaded.config, hardware=hardware.preset(machine)), "--hardware does not read it"
+    wrong = isinstance(unread, InputError)  # not, for example, a hub that cannot be reached from here
     if unread:
-        echo(f"planned without the data, so packing and micro-batches may differ in the run: {unread}", err=True)
+        said = "see the error" if wrong else unread
+        echo(f"planned without the data, so packing and micro-batches may differ in the run: {said}", err=True)
     if as_json:
         echo_json(plan_to_json(made))
-        return
+    else:
+        _show_plan(loaded.config, made, disk=machine is None)
+    if wrong:
+        raise unread
+
+
+def _show_plan(config: RunConfig, made: RunPlan, *, disk: bool) -> None:
     from surefoot.report.tables.plan import plan_table
 
     console = screen()
     console.show(plan_table(made))
-    if machine is None:
-        _say_disk(loaded.config, made, console)
+    if disk:
+        _say_disk(config, made, console)
 
 
 def _say_disk(config: RunConfig, made: RunPlan, console: Console) -> None:

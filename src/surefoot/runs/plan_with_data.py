@@ -45,8 +45,8 @@ from surefoot.system.messages import size_text
 from surefoot.training.engine import Engine
 
 
-def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
-    """Return the plan on this machine, and the reason why the data could not be read (empty if it was read).
+def plan_with_data(config: RunConfig) -> tuple[RunPlan, SurefootError | None]:
+    """Return the plan on this machine, and why the data could not be read (None if it was read).
 
     Raises like `make_plan`. Records with `format: custom` are not read."""
     config = settled(config)
@@ -55,8 +55,8 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, str]:
         base = resolve_folder(config.model.path, config.model.revision, weights=False)
         data = functions_of(config.stage).prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
     except SurefootError as error:
-        return make_plan(config), str(error)
-    return with_template(make_plan(config, lengths=lengths_of(config, data)), data), ""
+        return make_plan(config), error
+    return with_template(make_plan(config, lengths=lengths_of(config, data)), data), None
 
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # keys that may change on resume and affect the plan
