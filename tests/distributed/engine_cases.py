@@ -117,6 +117,7 @@ class Case:
     rates: Any = RATE
     members: str = "one"  # one | two
     optimizer: str = "adamw"
+    factor: float = 1.0  # of the rate of LoRA's B
     checkpointing: bool = False
     scale: float | None = None
     broken: str = ""  # one of BREAKS, for twins
@@ -135,7 +136,8 @@ def engine_for(case: Case, choice: EngineChoice, ranks: Ranks, model: nn.Module 
 
     def make(groups: Groups):
         chosen = OptimizerSettings(case.optimizer, (0.9, 0.99), 0.9 if case.optimizer == "sgd" else None, 1e-8, 0.01)  # pyright: ignore[reportArgumentType]
-        return make_optimizers(groups, dict.fromkeys(groups, chosen), decoder=decoder_matrices(model))
+        factors = {name: case.factor for named in groups.values() for name in named if "lora_B" in name}
+        return make_optimizers(groups, dict.fromkeys(groups, chosen), decoder=decoder_matrices(model), factors=factors)
 
     engine = make_engine(choice, model, MEMBERS[case.members], make, ranks, torch.device("cpu"))
     if case.broken:

@@ -32,6 +32,7 @@ VARIANTS = {
     "sgd": Case("lora", optimizer="sgd"),
     "loss scale": Case("full", scale=1024.0),
     "a part": Case("part"),
+    "two rates": Case("lora", factor=8.0),
     "a part, checkpointing": Case("part", dropout=0.1, checkpointing=True),
 }
 
@@ -98,6 +99,11 @@ def test_clipping_by_the_norm_of_the_own_share_is_noticed(engine):
 @pytest.mark.parametrize(("case", "engine"), diagonal(VARIANTS, ENGINES))
 def test_so_they_are_with(case, engine):
     assert is_same(VARIANTS[case], engine)
+
+
+def test_another_rate_of_a_part_is_noticed():
+    other = _alone(Case("lora"))["state"]
+    assert furthest(_alone(VARIANTS["two rates"])["state"], other)[0] > RATE
 
 
 @engines("zero3")

@@ -57,6 +57,8 @@ VARIATIONS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("axolotl", {"unfrozen_parameters": ["model.layers.2[0-9]+.mlp", "model.norm", "^lm_head.weight$"]}),
     ("axolotl", {**LORA, "lora_target_modules": r"model.layers.[\d]+.mlp.up_proj",
                  "lora_target_parameters": ["experts.down_proj"]}),
+    ("axolotl", {**LORA, "loraplus_lr_ratio": 16, "learning_rate": 2e-4}),
+    ("factory", {"loraplus_lr_ratio": 4, "learning_rate": 1e-4}),
     ("factory", {"finetuning_type": "full", "deepspeed": None, "bf16": True, "dataset": "a,b", "val_size": 20}),
     ("factory", {"quantization_bit": 4, "lora_target": "q_proj,v_proj", "template": "qwen3", "enable_thinking": False}),
     ("factory", {"neat_packing": True, "cutoff_len": 512, "mask_history": True, "use_muon": True}),

@@ -19,6 +19,7 @@ from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import EnvironmentFault
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
+HEAD = LORA | {"modules_to_save": ["lm_head"]}
 NF4 = {"compute": "fp32", "base": "nf4"}
 INT8 = {"compute": "fp32", "base": "int8"}
 STEPS, CUT = 4, 2
@@ -30,6 +31,10 @@ WAYS = {
     "sgd with momentum": {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "adapter": None},
     "muon": {"optim": {"name": "muon", "lr": 1e-3}, "adapter": None},
     "muon, lora": {"optim": {"name": "muon", "lr": 1e-3}, "adapter": LORA},
+    "two rates": {
+        "optim": {"lr": 1e-3, "rates": [{"of": "lora_B", "lr": 1e-2}, {"of": "lm_head", "lr": 1e-4}]},
+        "adapter": HEAD,
+    },
     "nf4, lora": {"optim": {"lr": 1e-3}, "adapter": LORA, "precision": NF4},
     "nf4, dora, bf16": {
         "optim": {"lr": 1e-3},
@@ -66,7 +71,7 @@ def config(workplace, output, **way):
     return path_config(workplace, output, data={"eval": 2}, **({"adapter": {"kind": "lora", "rank": 16}} | times | way))
 
 
-@pytest.mark.parametrize("name", representatives(WAYS, "muon, lora", "int8, dora, bf16", "all at once"))
+@pytest.mark.parametrize("name", representatives(WAYS, "muon, lora", "two rates", "int8, dora, bf16", "all at once"))
 def test_a_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, name):
     wanted = config(workplace, tmp_path / "run", **WAYS[name])
     screen = start(wanted)

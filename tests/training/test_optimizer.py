@@ -9,6 +9,7 @@ from bitsandbytes.optim import AdamW8bit
 from transformers import get_scheduler
 from transformers.optimization import Adafactor
 
+from surefoot.training.engine.base import set_rates
 from surefoot.training.optimizer import (
     MUON_MOMENTUM,
     CombinedOptimizer,
@@ -16,6 +17,7 @@ from surefoot.training.optimizer import (
     Schedule,
     adamw,
     make_optimizer,
+    make_optimizers,
 )
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
@@ -117,6 +119,36 @@ def test_every_optimizer_is_the_librarys_own(name, momentum):
     stepped(theirs, by_hand(name, theirs, momentum))
     assert distance(ours, theirs) < FP32_ROUNDING
     assert distance(ours, start()) > LR / STEPS  # all of it moved
+
+
+FACTORS = {"embed": 0.1, "layer.bias": 4.0}
+PARTS = {0.1: ["embed"], 4.0: ["layer.bias"], 1.0: ["layer.weight", "head"]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_part_with_a_rate_of_its_own_is_as_in_an_optimizer_of_its_own(name):
+    def moved(factors, parts):
+        """Of an optimizer over everything; of one over each part, at a multiple of the rate."""
+        ours, theirs = start(), start()
+        whole = make_optimizers({"all": ours}, {"all": settings(name)}, decoder=DECODER, factors=factors)
+        pieces = [
+            (factor, make_optimizer({key: theirs[key] for key in keys}, settings(name), decoder=DECODER))
+            for factor, keys in parts.items()
+        ]
+        for number, step in enumerate(gradients(), 1):
+            for parameters in (ours, theirs):
+                for key, gradient in step.items():
+                    parameters[key].grad = gradient.clone()
+            set_rates(whole, {"all": LR / number})
+            whole.step()
+            for factor, piece in pieces:
+                set_rates(piece, LR / number * factor)
+                piece.step()
+        return distance(ours, theirs)
+
+    assert moved(FACTORS, PARTS) < FP32_ROUNDING
+    assert moved({}, {1.0: [*SHAPES]}) < FP32_ROUNDING
+    assert moved({"embed": 0.1}, PARTS) > LR / STEPS  # twin
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -158,6 +158,12 @@ def _sources(config: RunConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:
     optim = config.optim
+    for number, part in enumerate(optim.rates):
+        try:
+            re.compile(part.of)
+        except re.error as error:
+            key = f"optim.rates.{number}.of"
+            yield _problem(key, f"{part.of!r} is no regular expression: {error}", "correct it", "optim.rates")
     if optim.momentum is not None and optim.name not in ("sgd", "muon"):
         what = f"only sgd and muon use it, but optim.name is {optim.name}"
         yield _problem(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
-from surefoot.config.sections import AdapterShape, DataConfig
+from surefoot.config.sections import AdapterShape, DataConfig, PartRate
 from surefoot.config.types import (
     CompileMode,
     Count,
@@ -163,6 +163,8 @@ class OptimConfig(Section):
     momentum for matrices, AdamW for the rest."""
     lr: Positive = 2e-4
     """Peak learning rate."""
+    rates: list[PartRate] = Field(default=[], examples=[[{"of": "lora_B", "lr": 3.2e-3}]])
+    """Peak learning rates of parts of the weights; the first that fits counts. Parameters that none fits have lr."""
     schedule: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"] = "cosine"
     """Schedule after warm-up. wsd: constant, then linear decay over the last `decay` fraction of steps. inverse_sqrt:
     proportional to 1 / sqrt(step), as in transformers."""

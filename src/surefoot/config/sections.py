@@ -42,6 +42,14 @@ else:  # the rows are the only list of names, but a type checker needs constants
     DataFormat = Literal[("auto", *FORMATS, "custom")]
 
 
+class PartRate(Section):
+    of: Annotated[Text, Field(examples=["lora_B"])]
+    """Regular expression that occurs in the names of its parameters. lora_B with a higher rate is LoRA+; embed_tokens
+    and lm_head are the embeddings."""
+    lr: Annotated[Positive, Field(examples=[3.2e-3])]
+    """Peak learning rate."""
+
+
 class PartConfig(Section):
     of: Annotated[list[Positive], Field(min_length=2, examples=[[2, 4, 4]])]
     """Relative sizes of the parts."""

@@ -39,6 +39,7 @@ _OTHERS = {  # key -> names in other tools
     "batch.micro": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu",
     "optim.name": "optimizer",
     "optim.lr": "learning_rate",
+    "optim.rates": "loraplus_lr_ratio embedding_lr embedding_learning_rate lr_groups lora_learning_rate",
     "optim.schedule": "lr_scheduler lr_scheduler_type scheduler",
     "optim.warmup": "warmup_ratio warmup_steps",
     "optim.betas": "adam_beta1 adam_beta2",

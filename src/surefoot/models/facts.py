@@ -264,6 +264,14 @@ def is_router(module: nn.Module) -> bool:
     return any(word in type(module).__name__ for word in ("Router", "TopKGat", "MoEGate"))
 
 
+_ADDED = re.compile(r"^(?:.*\.)?base_model\.model\.|^backbone\.|\.modules_to_save|\.default(?=\.)")
+
+
+def plain_parameter(name: str) -> str:
+    """Return a parameter's name in the model alone, without what PEFT and a value head's model add."""
+    return _ADDED.sub("", name)
+
+
 def layer_name(module: str) -> str:
     """Return the number of the layer that contains the module of this name, or the name if it is not in a layer."""
     return next((part for part in module.split(".") if part.isdigit()), module)

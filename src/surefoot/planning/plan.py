@@ -259,6 +259,9 @@ class Origin:
     said: tuple[str, ...]
 
 
+NO_RATES = Choice("", "all weights have optim.lr", "default")
+
+
 @dataclass(frozen=True)
 class RunPlan:
     device: Choice[str]  # cpu | cuda | mps
@@ -277,6 +280,7 @@ class RunPlan:
     measurements: dict[str, object]  # results of the probes; kept so that a resumed run never measures again
     # Older plans lack the entries below.
     optimizer: Choice[str] = Choice("adamw", _BEFORE, "default")
+    rates: Choice[str] = NO_RATES  # of parts of the weights
     report_to: Choice[tuple[str, ...]] = Choice((), "no tracker is configured", "default")
     parallel: ParallelPlan = ParallelPlan()
     reward: RewardPlan | None = None  # of stage reward

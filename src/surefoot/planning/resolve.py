@@ -30,7 +30,14 @@ from surefoot.planning.measurements import (
 )
 from surefoot.planning.memory import base_bytes, forecast
 from surefoot.planning.notes import Notes, as_trained, plan_dropout, plan_hazards
-from surefoot.planning.optimizer import caution_rate, plan_optimizer, state_bytes, trainable_tensors
+from surefoot.planning.optimizer import (
+    VALUE_HEAD,
+    caution_rate,
+    plan_optimizer,
+    plan_rates,
+    state_bytes,
+    trainable_tensors,
+)
 from surefoot.planning.packing import may_share, plan_packing, plan_shared_prompts
 from surefoot.planning.parallel import (
     ONE_RANK,
@@ -140,7 +147,10 @@ def resolve(
     precision = replace(precision, qat=qat, qat_group=qat_group)
     work = replace(work, precision=precision)
     work = with_offload(work, parallel, config.optim, only_trained(config, model), tokens.added_rows)
-    trained = trainable_tensors(only_trained(config, model), adapter, tokens.added_rows)
+    trained = list(trainable_tensors(only_trained(config, model), adapter, tokens.added_rows))
+    names = [tensor.name for tensor in (*trained, *vision.tensors) if tensor.numbers]
+    names += [VALUE_HEAD] if config.method.scores else []
+    rates = plan_rates(config.optim, names, notes)
     work = replace(work, ahead=ahead_bytes(config, work, parallel, trained, longest))
     balance = plan_balance(config, model, notes)
     kernels = plan_kernels(
@@ -185,6 +195,7 @@ def resolve(
         tokenizer=tokens,
         adapter=adapter,
         optimizer=plan_optimizer(config.optim),
+        rates=rates,
         memory=memory,
         batch=batch,
         compile=compile_choice,

@@ -53,7 +53,7 @@ def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> TrainedVi
         elif not config.method.pictures:
             notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
     return TrainedVision(
-        parts, tuple(Tensor(shape, inside=False) for name, shape in model.vision if part_of(name) in parts)
+        parts, tuple(Tensor(shape, False, name) for name, shape in model.vision if part_of(name) in parts)
     )
 
 

@@ -14,20 +14,21 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from surefoot.config.schema import RunConfig
-from surefoot.methods.method import ACTOR, CRITIC, LoadedModels
+from surefoot.config.schema import OptimConfig, RunConfig
+from surefoot.methods.method import ACTOR, CRITIC, Built, LoadedModels
 from surefoot.methods.policy import load_policy, policy_alone
 from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.decoder import decoder_matrices
-from surefoot.models.facts import is_router, layer_name
+from surefoot.models.facts import is_router, layer_name, plain_parameter
 from surefoot.models.fast.packing import NAME, documents_fault
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import EXPERTS
+from surefoot.planning.optimizer import rate_of, unfitting
 from surefoot.planning.parallel import frees_casts, holds_narrow, sharder, shared_parts
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.runs.parity.experts import experts_record
@@ -39,7 +40,7 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.training.checkpoint import Checkpoint, load_state
 from surefoot.training.engine import ALL, EngineChoice, make_engine
 from surefoot.training.engine.make import count_elements, verify_share
-from surefoot.training.optimizer import OptimizerSettings, make_optimizers
+from surefoot.training.optimizer import OptimizerSettings, make_optimizers, trainable_parameters
 from surefoot.training.optimizer_state import tokens_per_moment_check
 from surefoot.training.ranks import ALONE, Ranks
 from surefoot.training.routing import Routing
@@ -117,11 +118,12 @@ def load_models(
         tested["adapter"] = experts_record(policy, ranks, resumed=checkpoint is not None)
     whole = count_elements(built.model)
     settings, decoder = optimizer_settings(config), decoder_matrices(built.model)
+    factors = _rate_factors(config.optim, built)
     engine = make_engine(
         choice,
         built.model,
         built.groups,
-        lambda groups: make_optimizers(groups, settings, decoder=decoder),
+        lambda groups: make_optimizers(groups, settings, decoder=decoder, factors=factors),
         ranks,
         device,
     )
@@ -187,6 +189,17 @@ def _max_grad_norms(config: RunConfig, groups: Collection[str]) -> dict[str, flo
     """Maximum gradient norm of each parameter group."""
     own = {CRITIC: config.ppo.critic_max_grad_norm}
     return {name: own.get(name, config.optim.max_grad_norm) for name in groups}
+
+
+def _rate_factors(optim: OptimConfig, built: Built) -> dict[str, float]:
+    """Return parameter -> its rate as a multiple of optim.lr, for those that `optim.rates` names. The critic has none.
+    Raises InputError for patterns that are found in no name."""
+    critic = built.groups.get(CRITIC, lambda name: False)
+    names = {name: plain_parameter(name) for name in trainable_parameters(built.model) if not critic(name)}
+    if unfit := unfitting(optim, names.values()):
+        raise InputError(unfit)
+    rates = {name: rate_of(plain, optim) for name, plain in names.items()}
+    return {name: rate / optim.lr for name, rate in rates.items() if rate != optim.lr}
 
 
 def optimizer_settings(config: RunConfig) -> dict[str, OptimizerSettings]:

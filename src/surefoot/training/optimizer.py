@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -83,16 +84,34 @@ def make_optimizer(parameters: Parameters, settings: OptimizerSettings, *, decod
 
 
 def make_optimizers(
-    groups: Mapping[str, Parameters], settings: Mapping[str, OptimizerSettings], *, decoder: Collection[str]
+    groups: Mapping[str, Parameters],
+    settings: Mapping[str, OptimizerSettings],
+    *,
+    decoder: Collection[str],
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> Optimizer:
-    """Make one optimizer over named parameter groups; each entry of its `param_groups` has its group's `name`."""
+    """Make one optimizer over named parameter groups; each entry of its `param_groups` has its group's `name`.
+
+    factors: parameter -> its rate as a multiple of its group's, which becomes `factor` of its entry.
+    """
     parts = []
     for name, parameters in groups.items():
-        part = make_optimizer(parameters, settings[name], decoder=decoder)
-        for group in part.param_groups:
-            group["name"] = name
-        parts.append(part)
+        own = {id(parameter): factors[key] for key, parameter in parameters.items() if key in factors}
+        for part in parts_of(make_optimizer(parameters, settings[name], decoder=decoder)):
+            part.param_groups = [one for group in part.param_groups for one in _by_factor(group, own)]
+            for group in part.param_groups:
+                group["name"] = name
+            parts.append(part)
     return parts[0] if len(parts) == 1 else CombinedOptimizer(parts)
+
+
+def _by_factor(group: Mapping[str, Any], factors: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """Split a param group by the factors of its parameters. factors: id of a parameter -> its own."""
+    members: dict[float, list[nn.Parameter]] = defaultdict(list)
+    for parameter in group["params"]:
+        members[factors.get(id(parameter), 1.0)].append(parameter)
+    for factor, parameters in members.items():
+        yield {**group, "params": parameters, **({"factor": factor} if factor != 1.0 else {})}
 
 
 def adamw(parameters: Parameters, *, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:

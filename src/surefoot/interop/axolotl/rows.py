@@ -28,6 +28,7 @@ from surefoot.interop.backward import (
     tracked,
     unless,
 )
+from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     AT_LEAST,
     Row,
@@ -67,7 +68,6 @@ def _flag_or_word(value: Any) -> bool | str:
 
 # A setting that is refused -> those that say how.
 _PARTS: Mapping[str, str] = {
-    "loraplus_lr_ratio": "loraplus_lr_embedding",
     "relora": "relora_prune_method relora_cpu_offload",
     "jagged_restart_steps": "jagged_restart_warmup_steps jagged_restart_anneal_steps",
     "lisa_n_layers": "lisa_layers_attribute",
@@ -172,6 +172,11 @@ _ROWS: tuple[Row, ...] = (
     joint("warmup_steps", None, ("optim.warmup",), "below 1: a fraction", type=number, back=back.warmup_steps),
     joint("warmup_ratio", None, ("optim.warmup",), type=number, back=share_of_warmup),
     carried("weight_decay", 0.0, "optim.weight_decay"),
+    joint("loraplus_lr_ratio", None, ("optim.rates",), "LoRA+", type=number, back=ratio_back),
+    *_listed("is for LoRA on embeddings, which surefoot does not have", "loraplus_lr_embedding"),
+    joint("embedding_lr", None, ("optim.rates",), "of embeddings, head and modules_to_save", type=number, back=never),
+    joint("embedding_lr_scale", None, ("optim.rates",), "a multiple of learning_rate", type=number, back=never),
+    joint("lr_groups", None, ("optim.rates",), "a list of name, modules and lr", back=never),
     joint("adam_beta1", 0.9, ("optim.betas",), back=item("optim.betas", 0)),
     joint("adam_beta2", 0.999, ("optim.betas",), back=item("optim.betas", 1)),
     joint("adam_epsilon", 1e-8, ("optim.eps",)),
@@ -278,7 +283,7 @@ _ROWS: tuple[Row, ...] = (
           back=back.qat),
     *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
-              "lisa_step_interval loraplus_lr_ratio jagged_restart_steps use_pose use_eaft curriculum_sampling "
+              "lisa_step_interval jagged_restart_steps use_pose use_eaft curriculum_sampling "
               "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
     *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits",
               "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),
@@ -301,9 +306,9 @@ _ROWS: tuple[Row, ...] = (
               "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
               "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
               "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
-              "auto_find_batch_size batch_flattening sage_attention s2_attention embedding_lr embedding_lr_scale "
+              "auto_find_batch_size batch_flattening sage_attention s2_attention "
               "optim_args optim_target_modules lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio "
-              "lr_div_factor lr_groups adam_epsilon2 adam_beta3 chat_template_kwargs "
+              "lr_div_factor adam_epsilon2 adam_beta3 chat_template_kwargs "
               "fix_untrained_tokens use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
               "peft_ensure_weight_tying"),
 )  # fmt: skip

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from surefoot.interop.draft import Draft
+from surefoot.interop.part_rates import rate_of, rounded, set_loraplus
 from surefoot.interop.shared_rules import ROUNDED_UP, counted, set_batch, set_duration, set_keep, switch
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
 
@@ -206,3 +208,52 @@ def _set_interval(draft: Draft, key: str, per_epoch: str, steps: str, strategy: 
         draft.refuse(strategy, BEST, fix)
     else:
         draft.refuse(strategy, f"{word} is not a number of steps", f"give {per_epoch} or {steps}")
+
+
+_EMBEDDINGS = ("embed_tokens", "lm_head")
+_NO_DECAY = "Axolotl does not decay these weights"
+_ALSO = "vectors, embeddings and the head have it too if their names fit"
+
+
+def set_part_rates(draft: Draft) -> None:
+    """Set optim.rates: LoRA+, else embeddings at a rate of their own and lr_groups. Runs after steps and adapter."""
+    names = ("embedding_lr_scale", "embedding_lr", "lr_groups")
+    set_loraplus("loraplus_lr_ratio")(draft)
+    if draft["loraplus_lr_ratio"]:
+        draft.drop("loraplus_lr_ratio takes precedence", *names)
+        if draft["weight_decay"]:
+            draft.set("optim.weight_decay", 0.0, "weight_decay", why="Axolotl's LoRA+ has none")
+        return
+    rates = _embedding_rates(draft)
+    for entry in _groups(draft):
+        for module in entry["modules"]:
+            plain = str(module).removeprefix("base_model.model.").replace(".default", "")
+            rates.setdefault(re.escape(plain), entry["lr"])
+    if rates:
+        why = [_NO_DECAY] if draft["weight_decay"] and any(map(draft.given, names[:2])) else []
+        why += [_ALSO] if draft["lr_groups"] else []
+        draft.set("optim.rates", [{"of": part, "lr": rate} for part, rate in rates.items()], *names, why="; ".join(why))
+
+
+def _embedding_rates(draft: Draft) -> dict[str, float]:
+    scale, names = draft["embedding_lr_scale"], ("embedding_lr_scale", "embedding_lr")
+    rate = rounded(rate_of(draft) * scale) if scale else draft["embedding_lr"]
+    saved = draft.written("adapter.modules_to_save") or []
+    if scale:
+        draft.drop("embedding_lr_scale takes precedence", "embedding_lr")
+    if not rate or (draft.written("adapter.kind") and not saved):
+        draft.drop("is off, or no embedding trains", *names)
+        return {}
+    parts = saved if draft.written("adapter.kind") else _EMBEDDINGS
+    return {"|".join(rf"(^|\.){re.escape(part)}\." for part in parts): rate}
+
+
+def _groups(draft: Draft) -> list[dict[str, Any]]:
+    groups = draft["lr_groups"] or []
+    whole = isinstance(groups, list) and all(
+        isinstance(one, dict) and isinstance(one.get("modules"), list) and isinstance(one.get("lr"), int | float)
+        for one in groups
+    )
+    if not whole:
+        draft.refuse("lr_groups", "expected a list of groups with name, modules and lr")
+    return groups if whole else []

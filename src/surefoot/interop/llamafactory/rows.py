@@ -20,6 +20,7 @@ from surefoot.interop.backward import (
 )
 from surefoot.interop.llamafactory import back, freeze
 from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
+from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     Refusal,
     Row,
@@ -195,8 +196,8 @@ FINETUNING = (
     joint("lora_dropout", 0.0, ("adapter.dropout",)),
     joint("lora_rank", 8, ("adapter.rank",)),
     joint("lora_target", "all", ("adapter.targets",), type=module_names, back=back.targets),
-    refused("loraplus_lr_ratio", None, "A and B share one learning rate"),
-    listed("loraplus_lr_embedding", 1e-6, "belongs to loraplus_lr_ratio"),
+    joint("loraplus_lr_ratio", None, ("optim.rates",), "LoRA+", type=number, back=ratio_back),
+    listed("loraplus_lr_embedding", 1e-6, "is for LoRA on embeddings, which surefoot does not have"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",), back=equals("adapter.kind", "dora")),
     refused("pissa_init", False, "surefoot's adapters start at zero"),

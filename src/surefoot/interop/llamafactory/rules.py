@@ -17,6 +17,7 @@ from surefoot.interop.llamafactory.data import (
     writes_bos,
 )
 from surefoot.interop.llamafactory.methods import set_method
+from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
 from surefoot.interop.shared_rules import EIGHT_BITS, SCALED, set_rows
@@ -286,6 +287,7 @@ RULES = (
     set_packing,
     set_stopping,
     set_muon,
+    set_loraplus("loraplus_lr_ratio"),
     set_bos,
     set_method,
 )

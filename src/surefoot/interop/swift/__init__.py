@@ -16,6 +16,7 @@ from surefoot.interop import trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import MORE, Command, Options, inherited
+from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.settings import truth
 from surefoot.interop.swift import rules
 from surefoot.interop.swift.data import set_data, set_model
@@ -152,7 +153,7 @@ def _rules(verb: str, method: str) -> tuple[Any, ...]:
         trainer.set_trackers: rules.set_trackers,
     }
     usual = tuple(own.get(rule, rule) for rule in trainer.RULES)
-    last = (rules.set_packing, rules.set_more, *((rules.set_method,) if method else ()))
+    last = (rules.set_packing, rules.set_more, set_loraplus("lorap_lr_ratio"), *((rules.set_method,) if method else ()))
     begun = (stage, set_model, rules.set_adapter, set_data, rules.set_texts, rules.set_pixels, rules.set_precision)
     return (*begun, _set_rate, trainer.set_checkpointing, trainer.set_do_train, *usual, *last)
 

@@ -134,6 +134,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
         yield _row("distill.teacher", plan.teacher)
     yield from _ppo_rows(plan)
     yield _row("optimizer", plan.optimizer)
+    if plan.rates.value:
+        yield _row("optim.rates", plan.rates)
     yield _row("batch.size", plan.batch.size)
     yield _row("batch.micro", plan.batch.micro, _micro(plan))
     packing = plan.kernels.documents

@@ -39,6 +39,13 @@ def of_group(value: PerGroup[T], group: str) -> T:
     return value[group] if isinstance(value, Mapping) else value  # pyright: ignore[reportReturnType]
 
 
+def set_rates(optimizer: Optimizer, lr: PerGroup[float]) -> None:
+    """Set a step's learning rate of every entry of `param_groups`. lr: of each group's parameters, where `optim.rates`
+    names no other."""
+    for group in optimizer.param_groups:
+        group["lr"] = of_group(lr, group.get("name", ALL)) * group.get("factor", 1.0)
+
+
 def groups_of(model: nn.Module, members: Members) -> Groups:
     """Divide the trainable parameters into groups; each is in exactly one."""
     parameters = trainable_parameters(model)
@@ -204,8 +211,7 @@ class Stepping(Engine):
         for name, group in self.groups.items():
             if (limit := of_group(max_grad_norm, name)) is not None:
                 clip(own_gradients(group), limit, norms[name])
-        for group in self.optimizer.param_groups:
-            group["lr"] = of_group(lr, group.get("name", ALL))
+        set_rates(self.optimizer, lr)
         self.optimizer.step()
         self.discard()
 

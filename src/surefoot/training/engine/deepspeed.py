@@ -36,6 +36,7 @@ from surefoot.training.engine.base import (
     groups_of,
     norms_of_shares,
     of_group,
+    set_rates,
 )
 from surefoot.training.engine.sharding import elementwise, require_shareable, whole_parameters
 from surefoot.training.engine.zero_shares import (
@@ -130,8 +131,7 @@ class DeepSpeedEngine(Engine):
         for name, tensors in self._own_gradients().items():
             if (limit := of_group(max_grad_norm, name)) is not None:
                 clip(tensors, limit, norms[name])
-        for group in self.optimizer.param_groups:
-            group["lr"] = of_group(lr, group.get("name", ALL))
+        set_rates(self.optimizer, lr)
         with self._gate.opened():
             self._zero.step()
         self._forget()
