@@ -303,5 +303,5 @@ class GrpoConfig(Section):
         found: dict[str, str] = {}
         for place, term in enumerate(self.rewards):
             if term.is_model:
-                found.setdefault(term.name, f"grpo.rewards.{place}.name")
+                found.setdefault(term.name, f"grpo.rewards[{place}].name")
         return found

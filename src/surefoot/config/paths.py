@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from surefoot.config.keys import typed_key
 from surefoot.config.problems import Problem
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
@@ -46,7 +47,7 @@ def path_problems(config: RunConfig) -> list[Problem]:
     if config.adapter is not None:
         problems += _revision("adapter.initial", config.adapter.initial, config.adapter.initial_revision)
     named = {"ppo.reward": config.ppo.reward, "ppo.critic": config.ppo.critic, "reward.init": config.reward.init}
-    named |= {key: name for name, key in config.grpo.reward_models.items()}
+    named |= {typed_key(key): name for name, key in config.grpo.reward_models.items()}
     for key, text in named.items():
         problems += _scored(key, text)
     for key, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):

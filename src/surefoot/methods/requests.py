@@ -8,6 +8,7 @@ No torch is imported, so errors appear at once. Python callers get the same erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -124,7 +125,8 @@ def _reworded(fault: Fault) -> Fault:
     if where.startswith("data.train."):
         where = f"DATA{where.removeprefix('data.train')}"
     for key, argument in _ARGUMENT.items():
-        fix = fix.replace(f"{key} ", f"{argument} ")
+        # "data.template: plain" is "--template plain".
+        fix = re.sub(rf"(?<![\w.]){re.escape(key)}(: |=| )", f"{argument} ", fix)
     return replace(fault, where=where, fix=fix)
 
 

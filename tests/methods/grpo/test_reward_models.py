@@ -185,9 +185,9 @@ def test_what_is_no_reward_model_is_refused(world, tmp_path):
     shutil.copy(world / "whole" / "value_head.safetensors", tmp_path / "other")
     for name, code, where in (
         (f"{tmp_path}/none", "SF-FILE-MISSING", "grpo.rewards[1].name"),
-        (f"{tmp_path}/other", "SF-TOKENIZER", "grpo.rewards.1.name"),
+        (f"{tmp_path}/other", "SF-TOKENIZER", "grpo.rewards[1].name"),
         (f"{world}/base", "SF-MODEL-KIND", str(world / "base")),
-        ("whole", "SF-REWARD", "grpo.rewards.1.name"),
+        ("whole", "SF-REWARD", "grpo.rewards[1].name"),
     ):
         with raises_fault(code, where):
             train(config_of(world, tmp_path / "run", rewards=["json", name]))

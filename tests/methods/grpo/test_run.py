@@ -453,9 +453,15 @@ def test_the_time_of_rollouts_has_their_name(world, tmp_path, monkeypatch):
     assert (gives(done, "rollouts"), gives(done, "batches")) == (True, False)
 
 
-def test_a_record_without_the_right_answer_is_named(world, tmp_path):
+@pytest.mark.parametrize("held", ["none", 2])
+def test_a_record_without_the_right_answer_is_named(world, tmp_path, held):
+    """Once for its file, also if records of it are held out; once for another file, which is the twin."""
     config = config_of(world, tmp_path / "run", rewards=[{"name": "numeric", "field": "solution"}])
-    with raises_fault("SF-REWARD", f"{world / 'prompts.jsonl'}:1"):
+    config["data"]["eval"] = held
+    with raises_fault("SF-REWARD", f"{world / 'prompts.jsonl'}:1", remedy=[1, 2, 3, 4, 5]):
+        run(config)
+    config["data"]["eval"] = str(shutil.copy(world / "prompts.jsonl", tmp_path / "held.jsonl"))
+    with raises_fault("SF-REWARD", f"{world / 'prompts.jsonl'}:1", also=[("SF-REWARD", f"{tmp_path}/held.jsonl:1")]):
         run(config)
 
 
@@ -466,7 +472,7 @@ def test_a_function_that_asks_for_an_unknown_field_is_refused_before_the_model_i
         "def right(prompts, responses, answer):\n    return [float(len(one)) for one in responses]\n"
     )
     config = config_of(world, tmp_path / "run", rewards=["json", f"{own}:score"])
-    with pytest.MonkeyPatch.context() as patch, raises_fault("SF-OWN-FUNCTION", "grpo.rewards.1.name"):
+    with pytest.MonkeyPatch.context() as patch, raises_fault("SF-OWN-FUNCTION", "grpo.rewards[1].name"):
         patch.setattr("surefoot.runs.steps.load_models", None)
         run(config, reward=None)
     config["grpo"]["rewards"] = [f"{own}:right"]

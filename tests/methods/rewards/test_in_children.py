@@ -97,7 +97,7 @@ def test_math_of_a_process_that_dies_is_lost(monkeypatch, tmp_path):
 
 def test_math_without_its_package_is_refused(monkeypatch):
     monkeypatch.setattr(in_children.importlib.util, "find_spec", lambda name: None)
-    with raises_fault("SF-PACKAGE", "grpo.rewards.0.name"):
+    with raises_fault("SF-PACKAGE", "grpo.rewards[0].name"):
         open_rewards([RewardTerm(name="math")])
 
 

@@ -72,7 +72,7 @@ def test_an_answer_without_an_end_is_too_long():
     ],
 )
 def test_what_is_no_reward_is_refused_with_its_place(term):
-    with raises_fault("SF-REWARD", "grpo.rewards.1.name"):
+    with raises_fault("SF-REWARD", "grpo.rewards[1].name"):
         open_rewards([RewardTerm(name="json"), RewardTerm(**term)])
 
 
@@ -165,7 +165,7 @@ def test_a_function_that_would_take_prompts_for_answers_is_refused_before_it_is_
 ):
     (tmp_path / "own.py").write_text(f"def score({declared}):\n    return []\n")
     monkeypatch.chdir(tmp_path)
-    with raises_fault("SF-OWN-FUNCTION", "grpo.rewards.0.name") if refused else nullcontext():
+    with raises_fault("SF-OWN-FUNCTION", "grpo.rewards[0].name") if refused else nullcontext():
         open_rewards([RewardTerm(name="own.py:score", convention=convention)])
 
 

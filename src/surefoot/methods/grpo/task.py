@@ -48,19 +48,20 @@ def prepare_grpo(
 
 
 def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:
-    """Faults for records in which a grader finds no expected answer."""
-    comparing = [term for term in config.grpo.rewards if term.name in COMPARING]
+    """Faults for records in which a grader finds no expected answer: one for each file, also if part is held out."""
     found: list[Fault] = []
-    for term in comparing:
+    for term in (term for term in config.grpo.rewards if term.name in COMPARING):
+        wrong: dict[str, list[tuple[int, int, str]]] = {}  # file -> (row, line, why)
         for dataset in (one for one in (data.train, data.eval) if one is not None):
-            wrong = [
-                (place, why) for place in range(len(dataset)) if (why := expected_fault(term, dataset.record(place)))
-            ]
-            if wrong:
-                file, row, line = dataset.row(wrong[0][0])
-                rows = first_few([dataset.row(place)[1] for place, _ in wrong], 8)
-                fix = f"rows {rows}: name the field with the right answer (grpo.rewards, field:), or leave them out"
-                found.append(Fault(f"{file}:{line}", f"row {row}: {wrong[0][1]}", fix, code="SF-REWARD"))
+            for place in range(len(dataset)):
+                if why := expected_fault(term, dataset.record(place)):
+                    file, row, line = dataset.row(place)
+                    wrong.setdefault(file, []).append((row, line, why))
+        for file, records in wrong.items():
+            row, line, why = min(records)
+            rows = first_few(sorted(number for number, _, _ in records), 8)
+            fix = f"rows {rows}: name the field with the right answer (grpo.rewards, field:), or leave them out"
+            found.append(Fault(f"{file}:{line}", f"row {row}: {why}", fix, code="SF-REWARD"))
     return found
 
 
@@ -77,7 +78,7 @@ def _without_fields(config: RunConfig, data: PreparedData) -> Iterator[Fault]:
             near = nearest_word(lacking[0], fields)
             fix = f"did you mean {near}?" if near else f"they have {', '.join(fields)}"
             what = f"{term.name} asks for {lacking[0]!r}, which no record has"
-            yield Fault(f"grpo.rewards.{place}.name", what, fix, code="SF-OWN-FUNCTION")
+            yield Fault(f"grpo.rewards[{place}].name", what, fix, code="SF-OWN-FUNCTION")
 
 
 def cycles_of(config: RunConfig, plan: RunPlan, data: PreparedData) -> Cycles:

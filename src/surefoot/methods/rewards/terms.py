@@ -82,7 +82,7 @@ def open_rewards(terms: Sequence[RewardTerm]) -> tuple[Reward, ...]:
     """Make the rewards. Raises InputError for an unknown name, a missing function, or a wrong address."""
     found: list[Reward] = []
     for place, term in enumerate(terms):
-        opened = _open(term, f"grpo.rewards.{place}.name")
+        opened = _open(term, f"grpo.rewards[{place}].name")
         label = _label(term)
         taken = [*_NO_REWARDS, *(one.label for one in found)]
         if label in taken:
