@@ -75,3 +75,38 @@ def test_32_bits_need_no_pattern():
     outputs = torch.randn(5, OUTPUTS)
     assert factor(outputs, 1e-3).rare is None
     torch.testing.assert_close(on_average(outputs, factor(outputs, 1e-3)), outputs * torch.tensor(1.001))
+
+
+def rows(width: int, dtype: torch.dtype, change: float, wide: torch.dtype = torch.float32):
+    norm = 1 + torch.rand(width, dtype=wide)
+    return norm * (1 + change * torch.rand(width, dtype=wide)), norm, dtype
+
+
+def numbers_of(found) -> list[torch.Tensor]:
+    rare = () if found.rare is None else (found.rare.share, found.rare.then, found.rare.else_)
+    return [one for one in (found.values, found.fine, found.magnitude, found.norm, *rare) if one is not None]
+
+
+MIXED = [(5, torch.bfloat16, 0.01), (8, torch.float32, 0.3), (3, torch.bfloat16, 3.0), (7, torch.bfloat16, -1.0)]
+
+
+def test_layers_together_have_the_factors_that_each_has_alone():
+    torch.manual_seed(1)
+    layers = [rows(*one) for one in MIXED] + [rows(4, torch.float64, 0.1, torch.float64)]
+    layers[3][0][2] = 0.0  # a magnitude of nothing, by which no product can be divided
+    for together, layer in zip(factors_of(layers), layers, strict=True):
+        [alone] = factors_of([layer])
+        assert (together.invertible, together.fine is None) == (alone.invertible, alone.fine is None)
+        for one, other in zip(numbers_of(together), numbers_of(alone), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_each_layer_has_its_own_checks():
+    torch.manual_seed(1)
+    layers = [rows(*one) for one in MIXED]
+    layers[0][0][4] = 0.0
+    layers[1][0][0] = float("nan")
+    found = factors_of(layers)
+    assert [one.invertible for one in found] == [False, False, True, True]
+    assert [one.fine is not None for one in found] == [False, False, False, False]
+    assert [one.rare is not None for one in factors_of([rows(*MIXED[0]), rows(*MIXED[1])])] == [True, False]

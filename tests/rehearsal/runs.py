@@ -42,7 +42,7 @@ EIGHT_BITS = {"optim": {"name": "adamw_8bit", "lr": 1e-3}}
 PER_PASS = {("aten::nonzero", "methods/losses/sft.py:supervised_places"), ("item", "models/forward.py:hidden_states")}
 NARROWED = ("item", "models/forward.py:narrowed_logits")  # transformers' look at padding, again
 BESIDES = {
-    "dora": {("copy to the host", "kernels/dora.py:factors_of")},  # once a step: the factors of all layers
+    "dora": {("copy to the host", "kernels/dora.py:_factors")},  # once a step: the factors of all layers
     "dpo-full": {NARROWED},
     "adamw-8bit": {("synchronize", "training/optimizer.py:step")},  # bitsandbytes' own, after each matrix
     "offloaded": {

@@ -11,11 +11,15 @@ Shapes: O outputs, I inputs, r rank.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
+
+from surefoot.data.batching.batch import numbers_on
 
 _INVERTIBLE = 1e-3  # if |f| is below, products with f may have lost digits to underflow in fp16
 _NEAR_ONE = 0.5  # if |f - 1| is at most this, rounding f - 1 loses no more than rounding f
@@ -65,21 +69,40 @@ def factors_of(layers: Sequence[tuple[torch.Tensor, torch.Tensor, torch.dtype]])
 
     layers: (magnitude [O], norm [O], compute dtype) of each layer; all on one device.
 
-    All checks are copied to the host at once, because each copy synchronizes with the GPU.
+    The rows of all layers are computed as one vector, because a GPU would wait for the launches of some twenty small
+    operators for each layer; and all checks are copied to the host at once, because each copy synchronizes with it.
     """
-    magnitudes = [magnitude.to(norm.dtype, copy=True) for magnitude, norm, _ in layers]
-    values = [magnitude / norm for magnitude, (_, norm, _) in zip(magnitudes, layers, strict=True)]
-    checks = [((one - 1).abs() <= _NEAR_ONE).all() for one in values] + [
-        (one.abs() >= _INVERTIBLE).all() for one in values
-    ]
-    answers = torch.stack(checks).tolist()
-    found = []
-    for place, (one, magnitude, (_, norm, dtype)) in enumerate(zip(values, magnitudes, layers, strict=True)):
-        near_one, invertible = answers[place], answers[len(values) + place]
-        fine = (one - 1).to(dtype) if near_one else None
-        rare = _rare(one - 1, dtype) if near_one and dtype.itemsize == 2 else None
-        found.append(Factor(one, fine, rare, invertible, magnitude, norm))
-    return found
+    found: dict[int, Factor] = {}
+    kinds = dict.fromkeys((norm.dtype, dtype) for _, norm, dtype in layers)
+    for wide, dtype in kinds:
+        own = [place for place, (_, norm, kind) in enumerate(layers) if (norm.dtype, kind) == (wide, dtype)]
+        found |= dict(zip(own, _factors([layers[place][:2] for place in own], wide, dtype), strict=True))
+    return [found[place] for place in range(len(layers))]
+
+
+def _factors(
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]], wide: torch.dtype, dtype: torch.dtype
+) -> Iterator[Factor]:
+    """As `factors_of`, of layers (magnitude, norm) with these types."""
+    sizes = [len(norm) for _, norm in layers]
+    magnitudes = torch.cat([magnitude.to(wide) for magnitude, _ in layers])
+    norms = torch.cat([norm for _, norm in layers])
+    values = magnitudes / norms
+    change = values - 1
+    # Sums of what fails, up to the end of each layer: NaN fails both.
+    fails = torch.stack([~(change.abs() <= _NEAR_ONE), ~(values.abs() >= _INVERTIBLE)]).cumsum(dim=1)
+    ends = numbers_on(fails.device, [0, *itertools.accumulate(sizes)], torch.int64)
+    far, small = F.pad(fails, (1, 0))[:, ends].diff(dim=1).tolist()
+    fine, rare = change.to(dtype).split(sizes), [None] * len(sizes)
+    if dtype.itemsize == 2:
+        parts = _rare(change, dtype)
+        rare = [
+            Rare(*each)
+            for each in zip(*(part.split(sizes) for part in (parts.share, parts.then, parts.else_)), strict=True)
+        ]
+    rows = zip(values.split(sizes), fine, rare, far, small, magnitudes.split(sizes), norms.split(sizes), strict=True)
+    for value, near, own, is_far, is_small, magnitude, norm in rows:
+        yield Factor(value, None if is_far else near, None if is_far else own, not is_small, magnitude, norm)
 
 
 def _rare(change: torch.Tensor, dtype: torch.dtype) -> Rare:
@@ -112,7 +135,7 @@ def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
     if rare is None:
         return tensor.mul_(factor.values) if factor.fine is None else tensor.addcmul_(tensor, factor.fine)
     flat = tensor.view(-1, width)
-    turns = _rows_of_thresholds(width, flat.device)[: len(flat)]
+    turns = _turns(width, flat.device)[: len(flat)]
     pattern = torch.where(turns < rare.share, rare.then, rare.else_)
     whole = len(flat) - len(flat) % CYCLE
     if whole:
@@ -124,17 +147,12 @@ def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def thresholds(width: int, device: torch.device) -> torch.Tensor:
-    """Return [CYCLE + width] thresholds in [0, 1): those of token t and output o are at t % CYCLE + o, so that they are
-    evenly spread within any part of a row or column."""
-    return (torch.arange(CYCLE + width, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
-
-
-@functools.lru_cache(maxsize=8)
-def _rows_of_thresholds(width: int, device: torch.device) -> torch.Tensor:
-    """Return them as [CYCLE, width]. Made contiguous, because results computed from a view with strides (1, 1) are
-    transposed, which makes reading them six times as slow."""
-    return thresholds(width, device).as_strided((CYCLE, width), (1, 1)).contiguous()
+def _turns(width: int, device: torch.device) -> torch.Tensor:
+    """Return [CYCLE, width] thresholds in [0, 1), evenly spread within any part of a row or column. Each row is the row
+    before, shifted by one. Made contiguous, because results computed from a view with strides (1, 1) are transposed,
+    which makes reading them six times as slow."""
+    turns = (torch.arange(CYCLE + width, dtype=torch.float64) * _GOLDEN).frac().float().to(device)
+    return turns.as_strided((CYCLE, width), (1, 1)).contiguous()
 
 
 def scaled_rows(weight: torch.Tensor, factor: Factor) -> torch.Tensor:

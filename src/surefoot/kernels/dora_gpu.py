@@ -19,10 +19,10 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from surefoot.kernels.dora import CYCLE, Factor, thresholds
+from surefoot.kernels.dora import CYCLE, Factor
 
 ROWS, COLUMNS = 16, 256  # numbers that a program holds: 4,096
-_BLOCKS = 16  # of rows, one after the other, whose sums a program keeps
+_BLOCKS = 4  # of rows, one after the other, whose sums a program keeps
 
 
 def is_usable() -> bool:
@@ -35,15 +35,17 @@ def is_usable() -> bool:
 
 
 def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
-    """See `surefoot.kernels.dora.scale_on_average_`. tensor: contiguous, in 16 bits.
-    factor: with `rare`."""
+    """See `surefoot.kernels.dora.scale_on_average_`.
+
+    tensor: contiguous, in 16 bits.
+    factor: with `rare`.
+    """
     rare, width = factor.rare, tensor.shape[-1]
     assert rare is not None
     tokens = tensor.numel() // width
     grid = triton.cdiv(tokens, ROWS), triton.cdiv(width, COLUMNS)
     _scale[grid](  # pyright: ignore[reportIndexIssue]
         tensor,
-        thresholds(width, tensor.device),
         rare.share,
         rare.then,
         rare.else_,
@@ -74,18 +76,17 @@ def through_factor(dy: torch.Tensor, z: torch.Tensor, factor: Factor) -> tuple[t
 
 
 @triton.jit
-def _scale(
-    z, turns, share, then, otherwise, tokens, width, CYCLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _scale(z, share, then, otherwise, tokens, width, CYCLE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = columns < width
     inside = (rows < tokens)[:, None] & own[None, :]
     places = rows.to(tl.int64)[:, None] * width + columns[None, :]
     value = tl.load(z + places, mask=inside, other=0.0).to(tl.float32)
-    # Row r of the thresholds is row 0, shifted by r: one row and CYCLE numbers more hold them all.
-    turn = tl.load(turns + (rows % CYCLE)[:, None] + columns[None, :], mask=inside, other=0.0)
-    moved = turn < tl.load(share + columns, mask=own, other=0.0)[None, :]
+    # The fraction of n times the golden ratio, as `dora._turns` has it up to 2e-6: its 32 bits wrap around by
+    # themselves, and to load them instead would take as long as to load the outputs.
+    turn = ((rows % CYCLE)[:, None] + columns[None, :]).to(tl.uint32) * 2654435769
+    moved = (turn >> 8).to(tl.float32) * (1.0 / 16777216) < tl.load(share + columns, mask=own, other=0.0)[None, :]
     rare = tl.load(then + columns, mask=own, other=0.0).to(tl.float32)
     usual = tl.load(otherwise + columns, mask=own, other=0.0).to(tl.float32)
     change = tl.where(moved, rare[None, :], usual[None, :])
@@ -99,13 +100,13 @@ def _multiply_and_sum(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     own = columns < width
     change = tl.load(fine + columns, mask=own, other=0.0).to(tl.float32)[None, :]
-    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # summed over rows once, at the end
     first = tl.program_id(0) * BLOCKS * ROWS
     for block in range(BLOCKS):
         rows = first + block * ROWS + tl.arange(0, ROWS)
         inside = (rows < tokens)[:, None] & own[None, :]
         places = rows.to(tl.int64)[:, None] * width + columns[None, :]
         gradient = tl.load(dy + places, mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(gradient * tl.load(z + places, mask=inside, other=0.0).to(tl.float32), axis=0)
+        total += gradient * tl.load(z + places, mask=inside, other=0.0).to(tl.float32)
         tl.store(dz + places, (gradient + gradient * change).to(dz.dtype.element_ty), mask=inside)
-    tl.store(sums + tl.program_id(0) * width + columns, total, mask=own)
+    tl.store(sums + tl.program_id(0) * width + columns, tl.sum(total, axis=0), mask=own)
