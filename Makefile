@@ -130,7 +130,7 @@ rehearsal-qat: $(QAT)/.installed  ## those of its cases that need torchao
 
 # On a machine with a GPU: any Python whose torch sees it, with no set-up of its own, as such machines bring theirs.
 test-gpu:  ## tests that need a CUDA device; GPU_PYTHON=PYTHON for one beside .venv
-	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/rehearsal tests/kernels tests/planning/probes
+	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) -m pytest -m gpu tests/gpu tests/rehearsal tests/kernels tests/planning/probes tests/system
 
 bench-gpu:  ## surefoot beside other trainers on one GPU, some 8 minutes a cell; CELLS="8b-lora" for one, BENCH=--list for none
 	PYTHONPATH=$(CURDIR)/src $(GPU_PYTHON) benchmarks/gpu_cells.py $(CELLS) $(BENCH)

@@ -99,13 +99,16 @@ def stopped_after(last):
     return stopping
 
 
-def straight_and_broken(place, device, resumed=lambda patch: None):
+def straight_and_broken(place, device, resumed=lambda patch: None, attention="eager"):
     """Runs with dropout: two that nothing disturbed (on a CPU one), and one that ended in its fifth step and went on.
 
     resumed: changes something while it goes on.
+    attention: eager, or sdpa, with gradients that are the same each time.
     """
     ways = {**QUIET, "duration": f"{STEPS} steps", "checkpoint": {"every": "2 steps", "keep": 9}, "precision": "bf16"}
-    names = [f"{device}-{name}" for name in ("straight", "again", "broken")]
+    if attention == "sdpa":
+        ways["attention"] = {"implementation": "sdpa", "deterministic": "on"}
+    names = [f"{device}-{attention}-{name}" for name in ("straight", "again", "broken")]
     shutil.rmtree(place / names[2], ignore_errors=True)
     for name in names[: 1 if device == "cpu" else 2]:
         if not (place / name).exists():  # the other test's are as good
@@ -121,12 +124,12 @@ def straight_and_broken(place, device, resumed=lambda patch: None):
 
 
 @pytest.mark.parametrize("device", IN_THE_LONG_TIER)
-def test_a_run_that_ended_and_went_on_equals_one_that_nothing_disturbed(place, monkeypatch, device):
-    """Bit for bit, as far as the device's kernels repeat themselves: so are two straight runs."""
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_run_that_ended_and_went_on_equals_one_that_nothing_disturbed(place, monkeypatch, device, attention):
+    """Bit for bit; and so are two straight runs."""
     take(device, monkeypatch)
-    straight, again, broken = straight_and_broken(place, device)
-    if device != "cpu" and compare_folders(straight, again):
-        pytest.skip("kernels of this GPU do not repeat themselves: two straight runs differ")
+    straight, again, broken = straight_and_broken(place, device, attention=attention)
+    assert device == "cpu" or compare_folders(straight, again) == []
     assert compare_folders(straight, broken) == []
 
 

@@ -12,6 +12,7 @@ from helpers.model_layouts import run_config
 from surefoot.config.contradictions import contradictions
 from surefoot.planning import attention as module
 from surefoot.planning.attention import ORDER, obstacle, plan_attention
+from surefoot.planning.deterministic import with_deterministic
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.notes import Notes
 from surefoot.system.hardware import Hardware, preset
@@ -383,3 +384,17 @@ class TestWithoutSdpa:
         plan, notes = self.plan(request_)
         assert plan.implementation.value == request_
         assert not notes.faults
+
+
+class TestDeterministicForms:
+    def test_they_decide_nothing_about_the_kernel(self):
+        trials = [trial("flash", 3.0), *(trial(form, 0.1) for form in with_deterministic(["flash"])[1:])]
+        plan, _ = decide(hardware=H100, compute="bf16", trials=trials)
+        assert plan.expected.value == "flash"
+        assert "deterministic" not in plan.expected.reason
+
+    def test_cudnn_has_none_and_is_not_chosen_where_one_is_asked_for(self):
+        trials = [trial("flash", 3.0), trial("cudnn", 1.0)]
+        named = {"hardware": H100, "compute": "bf16", "trials": trials, "uniform": True}
+        assert decide({"deterministic": "on"}, **named)[0].expected.value == "flash"
+        assert decide({"deterministic": "auto"}, **named)[0].expected.value == "cudnn"  # twin

@@ -70,8 +70,8 @@ def _measured(name: str) -> Callable[[Call, Path], list[str]]:
 
 def _tests(call: Call, result: Path) -> list[str]:
     # In a rehearsal those that the pretend GPU's lack of real kernels and clocks says something about.
-    small = ["tests/gpu/test_training.py"]
-    return _pytest(result, *(small if call.rehearse else ["tests/gpu", "tests/kernels", "tests/planning/probes"]))
+    small, whole = ["gpu/test_training.py"], ["gpu", "kernels", "planning/probes", "system"]
+    return _pytest(result, *(f"tests/{one}" for one in (small if call.rehearse else whole)))
 
 
 def _methods(call: Call, result: Path) -> list[str]:

@@ -119,6 +119,9 @@ class AttentionConfig(Section):
     """SDPA's cuDNN kernel; off in training unless it passes (PyTorch issue 196678)."""
     math: Switch = "auto"
     """SDPA's math kernel."""
+    deterministic: Switch = "auto"
+    """Gradients that are the same each time on a GPU, so that a resumed run equals an uninterrupted one bit for bit.
+    auto: where the kernel takes at most 1.1 times as long for it."""
 
 
 class KernelsConfig(Section):

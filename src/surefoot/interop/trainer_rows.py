@@ -49,7 +49,7 @@ from surefoot.interop.shared_rules import KEEP_ALL, switch
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NODES = "is for multi-process launchers; surefoot starts its own processes"
 _LOADING = "affects how batches are loaded, not results"
-_ALWAYS_EXACT = "every run is bit-for-bit reproducible on one machine"
+_ALWAYS_EXACT = "everything else is bit-for-bit reproducible on one machine"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 OPTIMIZERS = {
     "adamw_torch": "adamw",
@@ -85,6 +85,10 @@ def _workers(value: int) -> int:
     if value < 0:
         raise Refusal(f"expected a number from 0, got {value}")
     return value
+
+
+def _switch(asked: bool) -> str:
+    return "on" if asked else "auto"
 
 
 def _strategy(value: Any) -> str:
@@ -181,7 +185,7 @@ ROWS: tuple[Row, ...] = (
     listed("restore_callback_states_from_checkpoint", False, "a checkpoint holds the whole state"),
     carried("seed", 42, "seed"),
     joint("data_seed", None, ("seed",), "surefoot has one seed for everything", type=whole, back=never),
-    listed("full_determinism", False, _ALWAYS_EXACT),
+    carried("full_determinism", False, "attention.deterministic", _switch, _ALWAYS_EXACT),
     joint("use_cpu", False, (), "the run sees no accelerator"),
     joint("no_cuda", False, (), "the run sees no accelerator"),
     joint("dataloader_drop_last", False, ("duration",), "the last short batch of an epoch is a step", back=never),

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from surefoot.data.batching.batch import numbers_on
 from surefoot.kernels.operands import round_up_tokens, wide_type
+from surefoot.system import deterministic
 from surefoot.system.hardware import ATTENTION_PACKAGES
 
 # The matrix products waste half of their work on masked positions. Measured on a CPU in bf16, docs/evidence/packing.md.
@@ -108,7 +109,7 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: Documen
         **_grouped(varlen_attn, q, k),
     )
     assert isinstance(found, torch.Tensor)
-    return found.transpose(0, 1)[None]
+    return deterministic.from_kernel(found).transpose(0, 1)[None]
 
 
 def _grouped(kernel: Callable[..., Any], q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
@@ -140,6 +141,7 @@ def packaged(module: str) -> Attend:
             max_seqlen_k=documents.longest,
             softmax_scale=scale,
             causal=True,
+            **({"deterministic": True} if deterministic.is_active() else {}),
         )
         output = found[0] if isinstance(found, tuple) else found  # some versions return the log-sum-exp too
         return output.transpose(0, 1)[None]

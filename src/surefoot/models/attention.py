@@ -6,8 +6,8 @@ Plan and reality can differ: SDPA silently falls back if a kernel does not suppo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,6 +17,7 @@ from transformers.integrations import sdpa_attention
 from surefoot.models.quiet import muted_stderr
 from surefoot.planning.attention import NONE
 from surefoot.planning.plan import AttentionPlan, SdpaKernel
+from surefoot.system.deterministic import deterministic_attention
 from surefoot.system.errors import EnvironmentFault, Fault
 
 _BACKEND: dict[SdpaKernel, SDPBackend] = {
@@ -42,27 +43,37 @@ def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
     """
     if plan.implementation.value != "sdpa":
         return nullcontext()
-    dispatch = sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value])
-    needs_all_heads = "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value
-    return _written_out(dispatch) if needs_all_heads else dispatch
+    contexts: list[AbstractContextManager[object]] = [sdpa_kernel([_BACKEND[one] for one in plan.kernels.value])]
+    if "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value:
+        contexts.append(_written_out())
+    if plan.deterministic.value:
+        contexts.append(deterministic_attention())
+    return _all(contexts)
+
+
+@contextmanager
+def _all(contexts: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in contexts:
+            stack.enter_context(one)
+        yield
 
 
 def wide_context(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which SDPA may use any kernel that supports fp32. On a GPU that must not be the math kernel,
     which keeps the scores of all pairs of tokens: of two rows of 4,096 in one layer of an 8B model 4 GiB, several
     times."""
-    return _written_out(nullcontext()) if device.type == "cuda" else nullcontext()
+    return _written_out() if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
-def _written_out(dispatch: AbstractContextManager[object]) -> Iterator[None]:
+def _written_out() -> Iterator[None]:
     """Context in which transformers repeats keys and values for every query head. torch's memory-efficient kernel does
     not support GQA; torch would silently run the math kernel instead (PyTorch issue 154363)."""
     before = sdpa_attention.use_gqa_in_sdpa
     sdpa_attention.use_gqa_in_sdpa = lambda *given: False
     try:
-        with dispatch:
-            yield
+        yield
     finally:
         sdpa_attention.use_gqa_in_sdpa = before
 

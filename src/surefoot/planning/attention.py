@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from surefoot.config.schema import AttentionConfig
+from surefoot.planning.deterministic import kernel_of
 from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
@@ -120,7 +121,7 @@ def plan_attention(
 
     compute: dtype of queries and keys.
     dropout: the model's attention dropout.
-    trials: measurements; empty if there are none.
+    trials: measurements; empty if there are none. Those of deterministic forms decide nothing here.
     masked: why SDPA gets a mask (`mask_reason`).
     without_sdpa: why the model does not support SDPA; empty if it does.
     attends: whether any layer has attention; if not, `without_sdpa` says so.
@@ -142,10 +143,11 @@ def plan_attention(
     if switches:
         return _by_switches(switches, obstacles, trials, notes)
     requested = request.implementation == "sdpa"
+    trials = [trial for trial in trials if kernel_of(trial.form) == trial.form]
     considered = [trial for trial in trials if not (requested and trial.form == "eager")]
     if pictures and not any(trial.failure for trial in trials if trial.form not in _KEEP_SCORES):
         considered = [trial for trial in considered if trial.form not in _KEEP_SCORES]
-    if pictures or not uniform:
+    if pictures or not uniform or request.deterministic == "on":
         considered = [trial for trial in considered if trial.form != "cudnn"]
     gain = _GAIN_ON_GPU if hardware.kind == "cuda" else _GAIN
     plan = _default(requested, obstacles, masked, considered, gain)

@@ -70,6 +70,8 @@ class AttentionPlan:
     expected: Choice[
         str
     ]  # the kernel that the run must use; the implementation's name outside SDPA; "none" without attention
+    # Whether its gradients are the same each time. Older plans did not ask.
+    deterministic: Choice[bool] = Choice(False, "not asked when this was planned", "default")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from surefoot.planning.ahead import ahead_bytes
 from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.coverage import coverage
+from surefoot.planning.deterministic import plan_deterministic
 from surefoot.planning.environment import environment_findings, plan_threads
 from surefoot.planning.experts import plan_balance
 from surefoot.planning.fast_paths import plan_kernels
@@ -126,6 +127,17 @@ def resolve(
         uneven_heads=model.uneven_heads,
         pictures=bool(lengths and lengths.pictures),
         uniform=bool(lengths and lengths.uniform),
+    )
+    attention = replace(
+        attention,
+        deterministic=plan_deterministic(
+            config.attention.deterministic,
+            attention.expected.value if documents.value in (PLAIN, "sdpa") else documents.value,
+            hardware,
+            [*seen.documents, *seen.attention],
+            config.compile != "off",
+            notes,
+        ),
     )
     adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     vision = plan_vision(config, model, notes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.attention import ORDER, mask_reason, obstacle
+from surefoot.planning.deterministic import with_deterministic
 from surefoot.planning.environment import is_open as threads_are_open
 from surefoot.planning.fast_paths import GATES, open_parts
 from surefoot.planning.measurements import (
@@ -144,6 +145,8 @@ def _documents_request(
     from surefoot.planning.probes.documents import DocumentsRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
+    if kind == "cuda":
+        forms = with_deterministic(forms)
     request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
     return replace(request, tokens=rows * lengths.typical) if kind == "cuda" else request
 
@@ -161,19 +164,22 @@ def _products(
 
 
 def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:
-    """Forms of attention to time: those that can run here; if kernels are switched by hand, those that are on."""
+    """Forms of attention to time: those that can run here; if kernels are switched by hand, on a GPU the first left."""
     request = config.attention
     if request.implementation in ("eager", "flash_attention_2") or model.without_sdpa:
         return []
-    switches = (request.flash, request.mem_efficient, request.cudnn, request.math)
-    if any(switch != "auto" for switch in switches):
-        return ["cudnn"] if request.cudnn == "on" and hardware.kind == "cuda" else []
     usable = [
         kernel
         for kernel in ORDER
         if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked, model.uneven_heads)
     ]
-    return [*usable, *(["eager"] if request.implementation == "auto" else [])]
+    switches = {kernel: getattr(request, kernel) for kernel in ORDER}
+    if any(switch != "auto" for switch in switches.values()):
+        left = [one for one in usable if switches[one] == "on" or (switches[one] == "auto" and one != "cudnn")]
+        forms = left[:1] if hardware.kind == "cuda" else []
+    else:
+        forms = [*usable, *(["eager"] if request.implementation == "auto" else [])]
+    return with_deterministic(forms) if hardware.kind == "cuda" and request.deterministic != "off" else forms
 
 
 Shape = tuple[int, int]  # inputs, outputs

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from helpers.faults import gives
+from surefoot.planning.deterministic import with_deterministic
 from surefoot.planning.measurements import times_of
 from surefoot.planning.plan import DType
 from surefoot.planning.probes import attention
@@ -233,6 +234,24 @@ def test_memory_that_ends_where_inputs_are_made_says_nothing_of_the_forms(monkey
     monkeypatch.setattr(attention, what, make)
     found = attention_trials(AttentionRequest(("flash", "math"), 2, 1, 8, 640, "fp32", "cpu"), budget=0.0)
     assert [(one.failure, one.untimed) for one in found] == [("", f"{lost}: OOM")] * 2
+
+
+def test_a_deterministic_form_that_is_not_does_not_pass(monkeypatch):
+    plain, ordered = with_deterministic(["flash"])
+    request = AttentionRequest((plain, ordered), 4, 2, 16, 64, "fp32", "cpu")
+    assert [one.failure for one in attention_trials(request, budget=0.01)] == ["", ""]
+    draws = torch.Generator().manual_seed(0)
+
+    def unsteady(form):
+        def attention(q, k, v):
+            return form(q, k, v) * (1 + 1e-6 * torch.rand((), generator=draws))
+
+        return attention
+
+    monkeypatch.setattr(attention, "deterministic", unsteady)
+    first, second = attention_trials(request, budget=0.01)
+    assert first.passed
+    assert all(gives(second.failure, one) for one in ("output", "q", "k", "v"))
 
 
 FAR = 120.0  # logits of -FAR everywhere: beyond -88.7, the logarithm of the smallest normal number of fp32

@@ -49,6 +49,7 @@ from surefoot.config.schema import ParallelConfig, RunConfig
 from surefoot.data.audit import Audit, cautions
 from surefoot.models.facts import facts_of
 from surefoot.planning.attention import EAGER_ROUNDS, ORDER, mask_reason
+from surefoot.planning.deterministic import with_deterministic
 from surefoot.planning.environment import environment_without_plan
 from surefoot.planning.measurements import Measurements, longest_example, measurements_from_json, measurements_to_json
 from surefoot.planning.memory import fits, usable
@@ -302,7 +303,7 @@ def _measured_for(one: Ready, found: Hardware, kept: Kept) -> Measurements:
 
 
 def _forms(found: Hardware) -> Sequence[str]:
-    return [*ORDER, "eager"] if found.kind == "cuda" else ["flash", "math", "eager"]
+    return with_deterministic([*ORDER, "eager"]) if found.kind == "cuda" else ["flash", "math", "eager"]
 
 
 def _measure(found: Hardware, kept: Kept, shapes: Sequence[tuple[int, int]], request: AttentionRequest) -> Measurements:

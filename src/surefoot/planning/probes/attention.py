@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.planning.deterministic import kernel_of
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
@@ -38,6 +39,7 @@ from surefoot.planning.probes.sizes import (
     with_scores,
 )
 from surefoot.planning.probes.timing import Limits, attempt, draws, one_thread, seconds_or_failures
+from surefoot.system.deterministic import deterministic_attention
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -104,6 +106,9 @@ def attention_trials(
 
         makers = {name: partial(run, name, part) for name, (_, part) in sizes.items() if part and not checked[name][0]}
         seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
+        for name in seconds:
+            if kernel_of(name) != name and (part := sizes[name][1]) and (why := differs(form(name), inputs(part))):
+                checked[name] = (why, checked[name][1])
     found = []
     for name, (whole, part) in sizes.items():
         held = (whole, part) != alone[name]
@@ -152,6 +157,8 @@ def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
     """Return a form by name. masked: give SDPA a mask tensor instead of is_causal, as a sliding window requires."""
     if name == "eager":
         return partial(eager, window=window)
+    if (kernel := kernel_of(name)) != name:
+        return deterministic(form_named(kernel, masked=masked, window=window))
 
     def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = _causal_mask(q, window).expand(q.shape[0], 1, -1, -1) if masked else None
@@ -163,6 +170,24 @@ def form_named(name: str, *, masked: bool, window: int | None = None) -> Form:
             )
 
     return sdpa
+
+
+def deterministic(form: Form) -> Form:
+    """Return the form with gradients that are the same each time."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with deterministic_attention():
+            return form(q, k, v)
+
+    return attention
+
+
+def differs(form: Form, inputs: Sequence[torch.Tensor]) -> str:
+    """Return which result of a second pass is not that of the first bit for bit, as the end of a sentence; empty if
+    none."""
+    first, second = (forward_backward(form, inputs) for _ in range(2))
+    wrong = [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
+    return f"gives another {' and '.join(wrong)} each time" if wrong else ""
 
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.planning.deterministic import kernel_of
 from surefoot.planning.measurements import PADDED, AttentionTrial
 from surefoot.planning.plan import DType
 from surefoot.planning.probes.attention import (
@@ -26,6 +27,8 @@ from surefoot.planning.probes.attention import (
     Case,
     Form,
     check,
+    deterministic,
+    differs,
     eager,
     far_inputs,
     for_every_head,
@@ -86,6 +89,11 @@ def document_trials(
     taken = timed_documents(*requested, room)
     lengths, count = taken.lengths, taken.kv_heads
     make = partial(random_inputs, head_dim=head_dim, dtype=TORCH_DTYPE[dtype], device=device)
+
+    def of(name: str) -> OfDocuments:
+        kernel = forms[kernel_of(name)]
+        return kernel if kernel_of(name) == name else lambda documents: deterministic(kernel(documents))
+
     with one_thread(), fp32_products("ieee"):
         checked: dict[str, tuple[str, dict[str, float]]] = {}
         for name in request.forms:
@@ -93,7 +101,7 @@ def document_trials(
             if name == PADDED:
                 checked[name] = ("", {})
             else:
-                found, why = attempt(partial(_checked, forms[name], groups, head_dim, dtype, device))
+                found, why = attempt(partial(_checked, of(name), groups, head_dim, dtype, device))
                 checked[name] = found or (f"cannot be checked: {why}", {})
 
         @cache
@@ -102,12 +110,15 @@ def document_trials(
 
         def run(name: str) -> Callable[[], object]:
             if name != PADDED:
-                return partial(forward_backward, forms[name](lengths), row())
+                return partial(forward_backward, of(name)(lengths), row())
             rows = [make(number, groups, count, longest) for number, longest in padded_halves(lengths)]
             return partial(_each, _runnable(rows[0]), rows)
 
         makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
         seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
+        for name in seconds:
+            if kernel_of(name) != name and (why := differs(of(name)(lengths), row())):
+                checked[name] = (why, checked[name][1])
     less = smaller_than_requested((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
     at = timed_at(less, held=taken != timed_documents(*requested, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)

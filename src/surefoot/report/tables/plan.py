@@ -115,6 +115,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     yield _row("attention", attention.implementation)
     yield _row("attention.kernels", attention.kernels)
     yield _row("attention.expected", attention.expected)
+    if plan.device.value == "cuda":
+        yield _row("attention.deterministic", attention.deterministic)
     tokens = plan.tokenizer
     yield _row("tokenizer.pad", tokens.pad_token, f"{tokens.pad_token.value} ({tokens.pad_id})")
     yield _row("tokenizer.bos", tokens.bos)
