@@ -168,7 +168,7 @@ def test_on_a_gpu_the_runs_own_rows_and_documents_are_asked_for_and_tf32_is_meas
     plan = make_plan(config, lengths=lengths)
     attention, documents, last = asked
     assert (attention.device, attention.length, attention.rows) == ("cuda", 1500, 3)
-    assert (documents.forms, documents.tokens, documents.mix) == (("varlen", "padded"), 4500, lengths.mix)
+    assert (documents.forms, documents.tokens, documents.mix) == (("varlen", "varlen deterministic", "padded"), 4500, lengths.mix)
     assert last == "cuda"
     assert plan.measurements["tf32"] == 1e12
     assert (plan.precision.tf32.value, plan.precision.tf32.source) == (True, "measured")

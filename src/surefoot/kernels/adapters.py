@@ -177,8 +177,8 @@ def _output(
         _flat(output).addmm_(h, _scaled_up(layer).T)
         return output, base
     # The wide product adds to the thin one. The other way round the whole output would be read and written once more,
-    # and rounded once more: what small updates add would be lost wherever it is less than half a unit of the output. (On
-    # a GPU it is: cuBLAS rounds a product before it adds to it.)
+    # and rounded once more: what small updates add would be lost wherever it is less than half a unit of the output.
+    # (On a GPU it is: cuBLAS rounds a product before it adds to it.)
     # Not x (f W)^T for DoRA: rounding f W would increase the error in 16 bits by a tenth.
     z = x.new_empty(*x.shape[:-1], len(weight))
     if bias is None or factor is not None:
