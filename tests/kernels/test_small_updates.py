@@ -14,8 +14,8 @@ ARRIVES = 0.03  # of 1; what rounding leaves to chance is some 0.003, by the num
 
 @pytest.fixture
 def numbers():
-    """x, W, A and B after one update, as of a model at its start. On a CPU: cuBLAS rounds a product before it adds to it,
-    so that 0.44 of an update arrives on an H200, in PEFT's order of operators too."""
+    """x, W, A and B after one update, as of a model at its start. On a CPU: cuBLAS rounds a product before it adds to
+    it, so that 0.44 of an update arrives on an H200, in PEFT's order of operators too."""
     draws = torch.Generator().manual_seed(0)
     x, weight = torch.randn(TOKENS, INPUTS, generator=draws), 0.05 * torch.randn(OUTPUTS, INPUTS, generator=draws)
     a = (2 * torch.rand(RANK, INPUTS, generator=draws) - 1) / INPUTS**0.5
