@@ -185,7 +185,10 @@ def deterministic(form: Form) -> Form:
 def differs(form: Form, inputs: Sequence[torch.Tensor]) -> str:
     """Return which result of a second pass is not that of the first bit for bit, as the end of a sentence; empty if
     none."""
-    first, second = (forward_backward(form, inputs) for _ in range(2))
+    results, why = attempt(lambda: [forward_backward(form, inputs) for _ in range(2)])
+    if results is None:
+        return f"cannot be repeated: {why}"
+    first, second = results
     wrong = [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
     return f"gives another {' and '.join(wrong)} each time" if wrong else ""
 
