@@ -127,6 +127,18 @@ def test_a_constant_field_stands_in_every_record(run, tmp_path):
         scan_format("answers", "auto", [first_row(SourceSpec(bare))[1]], bare)
 
 
+@pytest.mark.parametrize("written", [{"constant": {"instructon": "Which?"}}, {"compose": {"instructon": "{{n}}?"}}])
+def test_a_misspelt_field_that_a_source_writes_is_refused(run, tmp_path, written):
+    """Also where the file has the field, whose own text would be learned. Rewards may read a field of any name."""
+    file = str(write(tmp_path / "own.jsonl", [{"instruction": "Say it.", "output": "3", "n": "3"}] * 3))
+    with raises_fault("SF-DATA-FORMAT", file, "instructon", remedy=["instruction"]):
+        run(SourceSpec(file, **written))
+    other = {key: dict.fromkeys(["topic"], *own.values()) for key, own in written.items()}
+    assert "topic" in run(SourceSpec(file, **other)).audit.source.unused
+    rows = [first_row(SourceSpec(file))[1]]
+    scan_format("prompts", "auto", rows, file).refuse_misspelt(["instructon"])
+
+
 def test_a_composed_field_is_as_if_the_file_had_it(run, tmp_path):
     own = [
         {"q": f"{n} {{{{n}}}}?", "answers": [{"text": f"It is {n}."}], "input": "unread", "a.b": "x"} for n in (1, 2)

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from helpers.faults import gives, raises_fault
+from surefoot.commands.main import main
 from surefoot.report.cards.export import CERTIFICATE
 from surefoot.report.verification import verify_folder
 from surefoot.runs.export.certificate import hashes
@@ -41,6 +43,17 @@ def test_twins_a_changed_longer_or_lost_file_is_told(export, content, expected):
         (export / "model.safetensors").write_bytes(content)
     (what,) = faults(export)
     assert all(gives(what, value) for value in expected)
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_damaged_file_is_named_once(export, damaged):
+    """And an intact one, which is the twin, not at all."""
+    for name in list(FILES)[:damaged]:
+        (export / name).write_bytes(b"other")
+    told = CliRunner().invoke(main, ["verify", str(export)])
+    assert told.exit_code == (4 if damaged else 0)
+    assert [told.output.count(name) for name in FILES] == [1] * damaged + [0] * (len(FILES) - damaged)
+    assert gives(told.stdout, len(FILES) - damaged)
 
 
 @pytest.mark.parametrize("certificate", ["{", "[]", "{}", '{"outputs": {"config.json": {}}}', '{"outputs": [1]}'])

@@ -67,7 +67,6 @@ def verify(
         compare_folders,
         counts_line,
         differences_table,
-        files_table,
         is_finished,
         verdict,
         verify_folder,
@@ -82,8 +81,6 @@ def verify(
         echo_json(verdict(checks, differences))
     else:
         console = screen()
-        if faults:
-            console.show(files_table(checks))
         console.say(counts_line(checks))
         if differences and other:
             console.say(f"{folder} and {other} differ in {counted(len(differences), 'place')}")

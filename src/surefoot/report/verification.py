@@ -1,4 +1,4 @@
-"""Output of `surefoot verify`: files against their manifests, and one run against another; as tables and as JSON."""
+"""Output of `surefoot verify`: files against their manifests, and one run against another; as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -147,27 +147,9 @@ def _compare_logs(a: Path, b: Path) -> list[Difference]:
     return []
 
 
-def files_table(checks: Sequence[FolderCheck]) -> Table:
-    """One row per damaged file: folder, name, bytes, start of its SHA-256, verdict. Intact files are only counted; the
-    JSON has all."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("folder", "file"):
-        table.add_column(heading)
-    table.add_column("bytes", justify="right")
-    table.add_column("sha256")
-    table.add_column("verdict")
-    for check in checks:
-        if check.fault:
-            table.add_row(check.name, "", "", "", check.fault.what, style="bold red")
-        for file in check.files:
-            if file.fault:
-                size, digest = f"{file.size:,}", file.sha256[:12]
-                table.add_row(check.name, file.name, size, digest, file.fault.what, style="bold red")
-    return table
-
-
 def counts_line(checks: Sequence[FolderCheck]) -> str:
-    """How many files are intact, and up to which checkpoint the logs were checked."""
+    """How many files are intact, and up to which checkpoint the logs were checked. The others are faults, one line
+    each."""
     files = [file for check in checks for file in check.files]
     well = sum(file.fault is None for file in files)
     of = f"{well}" if well == len(files) else f"{well} of {len(files)}"

@@ -57,7 +57,8 @@ def check_before_torch(config: RunConfig, mode: Mode, *, dry_run: bool = False) 
                 found, row = first_row(replace(spec, kind=kind))
                 rows, texts = retag([row], found.tags), config.method.plain_texts
                 if not found.columns and found.format != _OWN:  # a named column may stand in later records alone
-                    scan_format(kind, found.format, rows, found.name, texts=texts)
+                    scan = scan_format(kind, found.format, rows, found.name, texts=texts)
+                    scan.refuse_misspelt((*found.constant, *found.compose))
     return commits
 
 

@@ -165,8 +165,7 @@ class Reading:
         """
         self._source, self._limit = source, limit
         self._kind: Kind = kind
-        self._texts_alone, self._read, self._pictures = texts_alone, read, pictures
-        self._dialogues = dialogues
+        self._texts_alone, self._read, self._pictures, self._dialogues = texts_alone, read, pictures, dialogues
         self._scan: FormatScan | None = None
         self._first: Row | None = None
         self._begins_with_text = False
@@ -269,6 +268,7 @@ class Reading:
         if self._read is not None:
             return self._read
         self._scan = FormatScan(self._kind, self._source.format, first, self._source.name, texts=self._texts_alone)
+        self._scan.refuse_misspelt((*self._source.constant, *self._source.compose))
         read = LAYOUTS[self._scan.layout].read
         return read if self._dialogues else lambda record: read(unsplit(record))
 

@@ -226,7 +226,7 @@ class FormatScan:
         name: the file.
         texts: prefer the text layout if the record has a `text` field.
         """
-        self._name, self._for_all = name, kind == "answers" and requested == "auto"
+        self._name, self._kind, self._for_all = name, kind, kind == "answers" and requested == "auto"
         self.layout, self._how = _layout_of(kind, requested, first, name, texts)
         self._form = LAYOUTS[self.layout].form if kind != "answers" else None
         self._forms: Counter[str] = Counter()
@@ -247,6 +247,18 @@ class FormatScan:
     def note_unused(self, row: Row) -> None:
         """Note the unread fields of a record that the layout could read."""
         self._unused |= dict.fromkeys(unused_in(row.value, self.layout))
+
+    def refuse_misspelt(self, written: Iterable[str]) -> None:
+        """Raise InputError for a field that the layout does not read and that looks like one it does. Other fields of
+        prompts may be read by rewards.
+
+        written: fields that the source writes into every record.
+        """
+        known = LAYOUTS[self.layout].fields
+        for field in written if self._kind != "prompts" else ():
+            if field not in known and (near := nearest_words(field, known, 1)):
+                what = f"the source writes {field!r} into every record, but records of {self.layout} have no such field"
+                raise InputError(Fault(self._name, what, f"did you mean {near[0]!r}?", code="SF-DATA-FORMAT"))
 
     def refuse(self) -> None:
         """Raise InputError if supervised training met answers labeled bad, unless the user named the format. If all
