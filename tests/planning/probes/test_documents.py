@@ -50,15 +50,27 @@ def test_twin_that_lets_documents_see_each_other_is_not_timed():
 
 def test_padded_rows_are_timed_with_the_math_kernel_where_the_usual_one_raises(monkeypatch):
     """As flash does in bf16 under ATEN_CPU_CAPABILITY=default on a CPU with AMX."""
-    real = module._sdpa
+    real = module.F.scaled_dot_product_attention
 
-    def failing(q, k, v):
+    def failing(*given, **named):
         if torch.backends.cuda.flash_sdp_enabled():
             raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
-        return real(q, k, v)
+        return real(*given, **named)
 
-    monkeypatch.setattr(module, "_sdpa", failing)
-    assert trials({"matmul": ours("matmul")})[PADDED].seconds > 0
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", failing)
+    assert trials({})[PADDED].seconds > 0
+
+
+def test_padded_rows_are_timed_without_cudnn_which_they_do_not_take(monkeypatch):
+    real, seen = module.F.scaled_dot_product_attention, []
+
+    def spying(*given, **named):
+        seen.append((torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+        return real(*given, **named)
+
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spying)
+    trials({})
+    assert set(seen) == {(False, True)}
 
 
 @pytest.mark.parametrize(

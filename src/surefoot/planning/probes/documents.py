@@ -45,6 +45,8 @@ OfDocuments = Callable[[Sequence[int]], Form]  # lengths of the documents of a r
 # A kernel's block, a length that fits no block, one token and a few: an off-by-one border shows in one of them.
 _CHECKED = (64, 333, 1, 20)
 _CHECKED_FAR = (704, 90)
+# Of padded rows; torch itself would take cuDNN's on Hopper, which no run with rows of several lengths does.
+_OF_PADDED_ROWS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -130,21 +132,18 @@ def _each(form: Form, rows: Sequence[Sequence[torch.Tensor]]) -> None:
 
 
 def _runnable(inputs: Sequence[torch.Tensor]) -> Form:
-    """SDPA as torch dispatches it, or restricted to the math kernel if that raises: the plan excludes a kernel that
+    """SDPA as a run dispatches it, or restricted to the math kernel if that raises: the plan excludes a kernel that
     raises, for example on a CPU whose instructions are limited by an environment variable."""
-    found, _ = attempt(partial(forward_backward, _sdpa, inputs))
-    return _sdpa if found else _math
+    usual, math = partial(_sdpa, _OF_PADDED_ROWS), partial(_sdpa, [SDPBackend.MATH])
+    found, _ = attempt(partial(forward_backward, usual, inputs))
+    return usual if found else math
 
 
-def _math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return _sdpa(q, k, v)
-
-
-def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _sdpa(kernels: list[SDPBackend], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     if q.is_cuda and q.dtype == torch.float32:  # its fused kernel has no grouped heads, so the run repeats them
         k, v = for_every_head(q, k, v)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    with sdpa_kernel(kernels):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _checked(
