@@ -191,7 +191,6 @@ def test_rollouts_and_steps(words, size, micro, rollouts):
 
 
 WRONG = [  # the last flag is refused
-    ("sft", "--lora_dim 8"),
     ("sft", "--deepspeed_config ds.json"),
     ("sft", "--add_eot_token"),
     ("sft", "--lr_scheduler_type reduce_lr_on_plateau"),
@@ -206,6 +205,7 @@ WRONG = [  # the last flag is refused
     ("sft", "--zero_stage 4"),
     ("ppo", "--per_device_training_batch_size 4 --per_device_generation_batch_size 6"),
     ("ppo", "--critic_lora_dim 4"),
+    ("ppo", "--actor_lora_dim 4 --critic_lora_dim 4"),
     ("ppo", "--critic_lora_dim -1"),
     ("ppo", "--actor_dropout 0.1 --critic_dropout 0.2"),
     ("ppo", "--enable_test_mode"),
@@ -225,6 +225,21 @@ def test_lora_is_scaled_by_its_rank_alone_and_merged():
     adapter = {"kind": "lora", "rank": 128, "alpha": 1.0, "targets": ["layers."], "publish": "merged"}
     assert found["adapter"] == adapter
     assert found["optim"]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize(("step", "prefix"), [("sft", ""), ("dpo", ""), ("reward", ""), ("ppo", "actor_")])
+def test_what_has_no_lora_trains_at_its_own_rate(step, prefix):
+    words = f"--{prefix}lora_dim 8 --{prefix}learning_rate 1e-5 --{prefix}lora_learning_rate 1e-3"
+    beside, alone = told(step, words), told(step, f"{words} --only_optimize_lora")
+    assert beside.config["adapter"]["modules_to_save"] == "rest"
+    assert "modules_to_save" not in alone.config["adapter"]
+    two = (1e-5, [{"of": "lora_", "lr": 1e-3}])
+    assert (beside.config["optim"]["lr"], beside.config["optim"]["rates"]) == two
+    found = (alone.config["optim"]["lr"], alone.config["optim"].get("rates"))
+    assert found == (two if step == "reward" else (1e-3, None))  # the value head of a reward model trains in any case
+    outcomes = {note.word.partition(" ")[0]: note.outcome for note in beside.notes}
+    assert outcomes[f"--{prefix}lora_dim"] == "changed"
+    assert outcomes[f"--{prefix}lora_learning_rate"] == "carried"
 
 
 CRITIC_LORA = {  # flags -> ppo.critic_adapter, and the critic's rate

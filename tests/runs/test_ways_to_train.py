@@ -19,7 +19,7 @@ from surefoot.runs.make_plan import make_plan
 from surefoot.system.errors import EnvironmentFault
 
 LORA, DORA = {"kind": "lora", "rank": 64}, {"kind": "dora", "rank": 64}  # of rank 64, moments are held in 8 bits
-HEAD = LORA | {"modules_to_save": ["lm_head"]}
+REST = LORA | {"modules_to_save": "rest"}
 NF4 = {"compute": "fp32", "base": "nf4"}
 INT8 = {"compute": "fp32", "base": "int8"}
 STEPS, CUT = 4, 2
@@ -33,7 +33,7 @@ WAYS = {
     "muon, lora": {"optim": {"name": "muon", "lr": 1e-3}, "adapter": LORA},
     "two rates": {
         "optim": {"lr": 1e-3, "rates": [{"of": "lora_B", "lr": 1e-2}, {"of": "lm_head", "lr": 1e-4}]},
-        "adapter": HEAD,
+        "adapter": REST,
     },
     "nf4, lora": {"optim": {"lr": 1e-3}, "adapter": LORA, "precision": NF4},
     "nf4, dora, bf16": {

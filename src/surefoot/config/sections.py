@@ -32,8 +32,9 @@ class AdapterShape(Section):
     """Also put adapters on the routers, which all-linear leaves frozen; this changes which experts tokens go to."""
     rslora: Flag = False
     """Rank-stabilized scale: alpha / sqrt(rank)."""
-    modules_to_save: list[Text] = Field(default=[], examples=[["lm_head"]])
-    """Modules trained in full and saved with the adapter, such as [lm_head]."""
+    modules_to_save: Literal["rest"] | list[Text] = Field(default=[], examples=[["lm_head"]])
+    """Modules trained in full and saved with the adapter, such as [lm_head]. rest: all without an adapter (embeddings,
+    norms, head, linear layers that targets leaves out)."""
 
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ def plan_adapter(
     if obstacle := _obstacle(request):
         matrices = _without(matrices, request, obstacle, notes, key)
         _refuse_parameters(targets, request, notes, key)
-    saved = _saved_in_full(request.modules_to_save, targets, model, notes, key)
+    saved = _saved_in_full(names_to_save(request), targets, model, notes, key)
     _check_rank(request.rank, targets, matrices, notes, key)
     per_output = 1 if request.kind == "dora" else 0
     added = sum(request.rank * sum(_sizes(target)) + per_output * _sizes(target)[1] for target in targets)
@@ -53,13 +53,35 @@ def plan_adapter(
         dropout=request.dropout,
         rslora=request.rslora,
         targets=_choice(request, names, matrices, model),
-        modules_to_save=tuple(_short(name, model) for name in request.modules_to_save),
+        modules_to_save=tuple(_short(name, model) for name in names_to_save(request)),
         trainable=added + _size_in_full(saved, model),
         parameters=tuple(_full_name(module, matrix) for module, matrix in matrices),
     )
     if request.targets == "all-linear" and request.experts == "auto":
         check_depth(coverage(model, plan), *_why_shallow(request, model, obstacle), notes, key)
     return plan
+
+
+def with_rest(request: AdapterShape, model: ModelFacts, *, head: bool) -> AdapterShape:
+    """Return the request with the modules that `modules_to_save: rest` means.
+
+    head: whether the output head trains; a tied one is the embedding.
+    """
+    if request.modules_to_save != "rest":
+        return request
+    targets = _targets(request, model, Notes(), "")
+    stacked = [] if _obstacle(request) else [module for module, _ in _matrices(request, model)]
+    rest = [module for module in model.modules if module not in targets and module not in stacked]
+    names = [module.name for module in rest if head or model.tied or module.name != model.head]
+    short = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    # PEFT takes every module whose name ends with one of these.
+    clear = not any(module.name.endswith(tuple(short)) for module in (*targets, *stacked))
+    return request.model_copy(update={"modules_to_save": short if clear else names})
+
+
+def names_to_save(request: AdapterShape) -> list[str]:
+    """Return the modules that train in full, after `with_rest`."""
+    return [] if request.modules_to_save == "rest" else request.modules_to_save
 
 
 _Stacked = tuple[ModuleFact, MatrixFact]  # a parameter outside linear layers (such as stacked experts), with its module

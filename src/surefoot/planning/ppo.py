@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from surefoot.config.schema import RunConfig
 from surefoot.config.sections import AdapterShape
 from surefoot.families.model_facts import ModelFacts
-from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.adapter import names_to_save, plan_adapter, with_rest
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, Choice, PpoPlan, Source
 from surefoot.planning.workload import BYTES, Workload
@@ -134,7 +134,7 @@ def _critic(config: RunConfig, roles: Roles, work: Workload, notes: Notes, added
         idle += 0 if facts or model.tied else added_rows * model.embedding_width
         count = (facts.model.parameters if facts else work.parameters) - idle
         return _Critic(Choice("model", f"a separate model; {begins}", source), None, count, idle)
-    usable = _without_head(shape, model)
+    usable = _without_head(with_rest(shape, model, head=False), model)
     if facts is None and usable == config.adapter:
         assert work.adapter is not None
         return _Critic(Choice("adapter", f"a second adapter on {there}; {begins}", source), base, work.trainable)
@@ -154,7 +154,7 @@ def _without_head(shape: AdapterShape, model: ModelFacts) -> AdapterShape:
     targets = shape.targets
     if targets != "all-linear":
         targets = [name for name in targets if not f".{model.head}".endswith(f".{name}")]
-    saved = [name for name in shape.modules_to_save if not model.head.endswith(name)]
+    saved = [name for name in names_to_save(shape) if not model.head.endswith(name)]
     return shape.model_copy(update={"targets": targets, "modules_to_save": saved})
 
 

@@ -13,7 +13,7 @@ from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
-from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.adapter import plan_adapter, with_rest
 from surefoot.planning.ahead import ahead_bytes
 from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
@@ -91,6 +91,9 @@ def resolve(
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     model = as_trained(model, config)
+    if config.adapter is not None:
+        adapted = with_rest(config.adapter, model, head=not config.method.scores)
+        config = config.model_copy(update={"adapter": adapted})
     tokens = plan_tokenizer(config, model, tokenizer, notes)
     precision = plan_precision(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)

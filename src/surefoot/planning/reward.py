@@ -13,6 +13,7 @@ from typing import Literal
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
+from surefoot.planning.adapter import names_to_save
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import Choice, RewardPlan, Source, TokenizerPlan
 from surefoot.planning.trained import idle_parameters
@@ -79,7 +80,7 @@ def _chosen(requested: int | Literal["auto"], front: int, reason: str, notes: No
 def _refuse_head(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
     if config.adapter is None or model.tied:
         return
-    named = {"modules_to_save": config.adapter.modules_to_save, "targets": config.adapter.targets}
+    named = {"modules_to_save": names_to_save(config.adapter), "targets": config.adapter.targets}
     for key, names in named.items():
         if names != "all-linear" and any(model.head == name or model.head.endswith(f".{name}") for name in names):
             what = f"names {model.head}, which stage reward does not use"

@@ -15,8 +15,8 @@ from surefoot.interop.trainer import set_schedule_name
 
 OUTPUT = "./output"
 _ALONE = "one process holds everything: nothing is sharded"
-BESIDE = "the original also trains all that has no LoRA (embeddings, norms, biases, head), at a rate of its own"
-_GROUPS = "there is one rate, as with LoRA only a reward model's head trains as well"
+_BIASES = "all that has no LoRA trains too; biases of layers with LoRA, which Llama does not have, stay frozen here"
+_CRITIC = "the original also trains all of the critic that has no LoRA, at another rate; surefoot's has one"
 _AGAIN = "resumes from the newest checkpoint in output_dir, if any; the original starts over and overwrites it"
 
 
@@ -136,11 +136,20 @@ def set_checkpointing(draft: Draft) -> None:
 
 def set_adapter(draft: Draft) -> None:
     set_lora(draft, "")
-    if draft["lora_dim"] <= 0:
-        draft.set("optim.lr", draft["learning_rate"], "learning_rate")
+    # The value head of a reward model trains beside LoRA in any case.
+    _set_rates(draft, "", alone=draft["only_optimize_lora"] and draft.written("stage") != "reward")
+
+
+def _set_rates(draft: Draft, prefix: str, *, alone: bool) -> None:
+    """Set the learning rates. alone: whether with LoRA nothing else trains."""
+    rate, own = f"{prefix}learning_rate", f"{prefix}lora_learning_rate"
+    if draft[f"{prefix}lora_dim"] > 0 and alone:
+        draft.set("optim.lr", draft[own], own)
+        draft.drop(f"with LoRA {own} applies", rate)
         return
-    draft.set("optim.lr", draft["lora_learning_rate"], "lora_learning_rate")
-    draft.note("learning_rate", "listed", f"with LoRA lora_learning_rate applies; {_GROUPS}")
+    draft.set("optim.lr", draft[rate], rate)
+    if draft[f"{prefix}lora_dim"] > 0:
+        draft.set("optim.rates", [{"of": "lora_", "lr": draft[own]}], own)
 
 
 def set_lora(draft: Draft, prefix: str) -> None:
@@ -154,9 +163,7 @@ def set_lora(draft: Draft, prefix: str) -> None:
         draft.drop(f"{rank} is 0, so there is no LoRA", rank, place, rate, alone)
         return
     if not draft[alone]:
-        fix = f"add --{alone}, or leave out --{rank} to train all weights"
-        draft.refuse(rank, BESIDE, fix)
-        return
+        draft.set("adapter.modules_to_save", "rest", rank, why=_BIASES)
     draft.set("adapter.kind", "lora", rank, alone)
     draft.set("adapter.rank", draft[rank], rank)
     draft.set("adapter.alpha", 1.0, rank)
@@ -270,9 +277,7 @@ def set_lengths(draft: Draft) -> None:
 def set_actor_adapter(draft: Draft) -> None:
     set_lora(draft, "actor_")
     actor = draft["actor_lora_dim"] > 0
-    name = "actor_lora_learning_rate" if actor else "actor_learning_rate"
-    draft.set("optim.lr", draft[name], name)
-    draft.drop("with LoRA actor_lora_learning_rate applies", *(["actor_learning_rate"] if actor else []))
+    _set_rates(draft, "actor_", alone=draft["only_optimize_lora"])
     _set_critic(draft, actor)
 
 
@@ -289,14 +294,14 @@ def _set_critic(draft: Draft, actor: bool) -> None:
         if actor:
             draft.set(key, "none", rank, why="without LoRA all of the critic trains, as in DeepSpeed-Chat")
         return
+    if not draft[alone]:
+        draft.refuse(rank, _CRITIC, f"add --{alone}, or leave out --{rank} to train all of it")
+        return
     draft.set("ppo.critic_lr", draft[rate], rate)
     draft.drop(f"with LoRA {rate} applies", "critic_learning_rate")
     if actor and all(draft[f"actor_{word}"] == draft[f"critic_{word}"] for word in ("lora_dim", "lora_module_name")):
         draft.note(rank, "carried", "", key)
         draft.note(place, "carried", "", key)
-        return
-    if not draft[alone]:
-        draft.refuse(rank, BESIDE, f"add --{alone}, or leave out --{rank} to train all weights")
         return
     draft.set(f"{key}.kind", "lora", rank, alone)
     draft.set(f"{key}.rank", draft[rank], rank)
