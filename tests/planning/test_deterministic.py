@@ -2,6 +2,7 @@
 
 import pytest
 
+from surefoot.planning.attention import NONE
 from surefoot.planning.deterministic import kernel_of, plan_deterministic, with_deterministic
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.notes import Notes
@@ -32,7 +33,7 @@ def test_nothing_measured_nothing_chosen():
     assert decide(measured=trials("varlen", 1.0, 1.0)) == (False, "default", [])  # of another kernel
 
 
-@pytest.mark.parametrize(("hardware", "kernel"), [(CPU, "flash"), (H100, "eager"), (H100, "math")])
+@pytest.mark.parametrize(("hardware", "kernel"), [(CPU, "flash"), (H100, "eager"), (H100, "math"), (H100, NONE)])
 def test_some_kernels_always_do(hardware, kernel):
     for request in ("auto", "on", "off"):
         assert decide(request, kernel, hardware)[0] is True

@@ -15,7 +15,7 @@ from surefoot.planning.plan import Choice
 from surefoot.system.hardware import ATTENTION_PACKAGES, Hardware
 
 _SUFFIX = " deterministic"  # of the form's name in a trial
-_ALWAYS = ("eager", "math")  # products and a softmax
+_ALWAYS = ("eager", "math", "none")  # products and a softmax; a model without attention
 _MAY = ("flash", "mem_efficient", "varlen", *ATTENTION_PACKAGES)
 _COSTS = 1.1  # times as long, at most, for `auto`
 _KEY = "attention.deterministic"
@@ -44,7 +44,7 @@ def plan_deterministic(
     if hardware.kind == "cpu":
         return Choice(True, "a CPU's kernels always do", "hardware")
     if kernel in _ALWAYS:
-        return Choice(True, f"{kernel} attention always does", "default")
+        return Choice(True, f"attention: {kernel} always does", "default")
     if request == "off":
         return Choice(False, "asked for", "user")
     plain, ordered = (next((one for one in trials if one.form == name), None) for name in (kernel, kernel + _SUFFIX))
