@@ -110,6 +110,19 @@ def test_without_gradients_and_for_other_kernels_nothing_is_done(here):
     assert not deterministic.is_active()
 
 
+def test_contexts_may_overlap():
+    real = F.scaled_dot_product_attention
+    first, second = deterministic_attention(), deterministic_attention()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert deterministic.is_active()
+    assert F.scaled_dot_product_attention is not real
+    second.__exit__(None, None, None)
+    assert not deterministic.is_active()
+    assert F.scaled_dot_product_attention is real
+
+
 def test_attention_of_a_cpu_is_left_alone(monkeypatch):
     changes = []
     with deterministic_attention():

@@ -46,7 +46,7 @@ def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
     contexts: list[AbstractContextManager[object]] = [sdpa_kernel([_BACKEND[one] for one in plan.kernels.value])]
     if "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value:
         contexts.append(_written_out())
-    if plan.deterministic.value:
+    if plan.deterministic.value and torch.cuda.is_available():  # a CPU's kernels need nothing for it
         contexts.append(deterministic_attention())
     return _all(contexts)
 

@@ -22,39 +22,43 @@ from torch.nn import functional as F
 # output on.
 _KERNELS = ("ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention")
 _AFTER = 3  # most nodes between a kernel's and the output's
-_active = False  # also in the threads of autograd, which compute checkpointed layers again
+_sdpa = F.scaled_dot_product_attention  # as the outermost context found it
+_contexts = 0  # of the process: the threads of autograd compute checkpointed layers again
 
 
 @contextmanager
 def deterministic_attention() -> Iterator[None]:
     """Context for forward passes on a GPU; attention gives the same gradients each time afterwards."""
-    global _active
-    before, real, switches = _active, F.scaled_dot_product_attention, _switches()
-
-    def attention(*given: Any, **named: Any) -> torch.Tensor:
-        output = real(*given, **named)
-        if output.is_cuda and (node := _kernel_of(output)):
-            _in_fixed_order(node)
-        return output
-
-    _active = True
-    F.scaled_dot_product_attention = attention
+    global _contexts, _sdpa
+    switches = _switches()
+    if not _contexts:
+        _sdpa = F.scaled_dot_product_attention
+    _contexts += 1
+    F.scaled_dot_product_attention = _attention
     try:
         yield
     finally:
-        F.scaled_dot_product_attention = real
-        _active = before
+        _contexts -= 1
+        if not _contexts:
+            F.scaled_dot_product_attention = _sdpa
         _set(*switches)  # of a backward pass that broke off
+
+
+def _attention(*given: Any, **named: Any) -> torch.Tensor:
+    output = _sdpa(*given, **named)
+    if output.is_cuda and (node := _kernel_of(output)):
+        _in_fixed_order(node)
+    return output
 
 
 def is_active() -> bool:
     """Whether the running code is in such a context."""
-    return _active
+    return _contexts > 0
 
 
 def from_kernel(output: torch.Tensor) -> torch.Tensor:
     """Return the output of a kernel that SDPA does not call, whose backward pass follows torch's switch."""
-    if _active and output.is_cuda and output.grad_fn is not None:
+    if is_active() and output.is_cuda and output.grad_fn is not None:
         _in_fixed_order(output.grad_fn)
     return output
 
