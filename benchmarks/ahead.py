@@ -5,8 +5,8 @@ trains?
                                [--steps 8] [--turns 3]
 
 The server is a stub in a process of its own that waits `--seconds` before each answer and tells no log-probabilities,
-so it takes no processor time. Sides take turns; a step lasts from one call of the reward to the next, without the
-first two.
+so it takes no processor time. Sides take turns; a step lasts from one call of the reward to the next, and the first two
+calls are not counted.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ def serve(seconds: float, told: Any) -> None:
     server.serve_forever()
 
 
+def rollouts_of(steps: int) -> int:
+    """How many rollouts have so many counted steps between them."""
+    return WARM_UP + steps + 1
+
+
 def seconds_of_steps(world: Path, name: str, ahead: int, port: int, asked: argparse.Namespace) -> list[float]:
     config = {
         "stage": "grpo",
@@ -91,7 +96,7 @@ def seconds_of_steps(world: Path, name: str, ahead: int, port: int, asked: argpa
         },
         "batch": {"size": asked.group * asked.prompts},
         "precision": "fp32",
-        "duration": f"{asked.steps + WARM_UP} steps",
+        "duration": f"{rollouts_of(asked.steps)} steps",
         "checkpoint": {"every": "1000 steps"},
         "output": str(world / name),
     }
@@ -112,13 +117,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
+    if asked.steps < 1:
+        parser.error("--steps: at least 1 is needed for a median")
     told: Any = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(asked.seconds, told), daemon=True)
     server.start()
     with tempfile.TemporaryDirectory() as folder:
         world, port = Path(folder), told.get()
         prompts = [
-            f"Say {WORDS[n % 8]} {WORDS[n * 3 % 8]} {n}." for n in range(asked.prompts * (asked.steps + WARM_UP))
+            f"Say {WORDS[n % 8]} {WORDS[n * 3 % 8]} {n}." for n in range(asked.prompts * rollouts_of(asked.steps))
         ]
         build_base(world / "base", prompts, Shape(asked.layers, asked.hidden))
         (world / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))

@@ -154,6 +154,7 @@ LAPTOP = replace(preset("cpu"), cores=8)
         (NARROW, LAPTOP, {"OMP_NUM_THREADS": "16"}, 8, "hardware"),  # more than there are
         (NARROW, LAPTOP, {"OMP_NUM_THREADS": "abc"}, 1, "default"),  # asks for nothing
         (WIDE, LAPTOP, {"OMP_NUM_THREADS": "0", "MKL_NUM_THREADS": "-1"}, 8, "hardware"),
+        (NARROW, LAPTOP, {"SUREFOOT_THREADS": "8"}, 8, "hardware"),  # of surefoot's launcher, not the user's
         (NARROW, preset("h100"), {}, preset("h100").cores, "hardware"),
     ],
 )

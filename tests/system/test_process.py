@@ -13,8 +13,8 @@ import torch
 
 from surefoot.system import process
 from surefoot.system.allocator import NO_THREAD_CACHE, is_glibc
-from surefoot.system.process import read_environment
-from surefoot.system.variables import VARIABLES
+from surefoot.system.process import rank_environment, read_environment
+from surefoot.system.variables import LAUNCHED_THREADS, VARIABLES
 
 
 def test_only_names_that_matter_are_read(monkeypatch):
@@ -24,6 +24,21 @@ def test_only_names_that_matter_are_read(monkeypatch):
     assert seen["SDPA_BACKEND"] == "flash"
     assert set(seen) <= set(VARIABLES)
     assert not [name for name in VARIABLES if "TOKEN" in name or "KEY" in name or "DIR" in name]
+
+
+@pytest.mark.parametrize("users", [None, "3"])
+def test_threads_that_surefoots_launcher_sets_are_no_wish_of_the_user(monkeypatch, users):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if users:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    of_a_rank = rank_environment(0, 2, 29500, threads=2)
+    assert of_a_rank["OMP_NUM_THREADS"] == (users or "2")  # what torch reads
+    monkeypatch.setattr(os, "environ", of_a_rank)
+    seen = read_environment()
+    assert seen.get("OMP_NUM_THREADS") == users
+    assert seen.get(LAUNCHED_THREADS) == (None if users else "2")
+    of_a_rank["OMP_NUM_THREADS"] = "7"  # a wish inside a rank
+    assert read_environment()["OMP_NUM_THREADS"] == "7"
 
 
 @pytest.mark.parametrize(

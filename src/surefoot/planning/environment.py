@@ -11,7 +11,7 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.plan import Choice, EnvironmentFinding, RunPlan
 from surefoot.planning.precision import NARROW
 from surefoot.system.hardware import Hardware
-from surefoot.system.variables import VARIABLES, Verdict
+from surefoot.system.variables import LAUNCHED_THREADS, VARIABLES, Verdict
 
 
 def acts_below(name: str, *, compiled: bool) -> bool:
@@ -97,7 +97,8 @@ def _requested(environment: Mapping[str, str]) -> set[int]:
 
 def is_open(model: ModelFacts, hardware: Hardware, environment: Mapping[str, str]) -> bool:
     """Whether a measurement may decide: on a CPU, if the environment sets nothing and the model is wide enough."""
-    return hardware.kind == "cpu" and not _requested(environment) and model.hidden >= NARROW
+    free = LAUNCHED_THREADS not in environment and not _requested(environment)
+    return hardware.kind == "cpu" and free and model.hidden >= NARROW
 
 
 def plan_threads(
@@ -110,6 +111,8 @@ def plan_threads(
     A narrow model's operators take microseconds. A second thread saves little there, and on a busy machine each thread
     waits for the scheduler: the quickstart took 139 s on two threads and 9.5 s on one while other programs ran.
     """
+    if LAUNCHED_THREADS in environment:
+        return Choice(hardware.cores, f"the cores, divided among the processes; {_SAME}", "hardware")
     requested = _requested(environment)
     if hardware.cores in requested:
         return Choice(hardware.cores, f"set by the environment; {_SAME}", "user")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from surefoot.system.allocator import NO_THREAD_CACHE, Holes, is_glibc, keep_freed_memory
 from surefoot.system.errors import EnvironmentFault, Fault
-from surefoot.system.variables import VARIABLES
+from surefoot.system.variables import LAUNCHED_THREADS, VARIABLES
 
 # What other tools read that a command does not show: `NNODES=2 llamafactory-cli train`, or what a launcher sets.
 _LAUNCH_TEXT = """
@@ -44,8 +44,12 @@ _NO_TELEMETRY = {
 
 
 def read_environment() -> dict[str, str]:
-    """The variables of `surefoot.system.variables` that are set, by name."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    """The variables of `surefoot.system.variables` that are set, by name. The number of threads that surefoot's own
+    launcher has set stands under `LAUNCHED_THREADS`: it is no wish of the user."""
+    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if LAUNCHED_THREADS in os.environ and found.get("OMP_NUM_THREADS") == os.environ[LAUNCHED_THREADS]:
+        found[LAUNCHED_THREADS] = found.pop("OMP_NUM_THREADS")
+    return found
 
 
 def cpu_limit() -> str:
@@ -130,7 +134,9 @@ def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str
         "MASTER_PORT": port,
         LAUNCHER: os.getpid(),
     }
-    return {"OMP_NUM_THREADS": str(threads), **os.environ, **{name: str(value) for name, value in own.items()}}
+    if "OMP_NUM_THREADS" not in os.environ:
+        own |= {"OMP_NUM_THREADS": threads, LAUNCHED_THREADS: threads}
+    return {**os.environ, **{name: str(value) for name, value in own.items()}}
 
 
 def quiet_sockets() -> None:

@@ -34,6 +34,8 @@ class Variable:
     below: Below = "never"
 
 
+LAUNCHED_THREADS = "SUREFOOT_THREADS"  # set beside OMP_NUM_THREADS by surefoot's launcher, to the same number
+
 _NOBODY = Variable("", "nothing reads this name", "ignored")
 _CONFIG_KERNELS = "nothing reads this name; attention.* in the config decides: {attention}"
 _BELIEVED_KERNEL = Variable("", _CONFIG_KERNELS, "ignored")
