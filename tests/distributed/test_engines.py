@@ -30,6 +30,7 @@ VARIANTS = {
     "bf16 base": Case("lora", base=torch.bfloat16),
     "checkpointing": CHECKPOINTING,
     "sgd": Case("lora", optimizer="sgd"),
+    "rmsprop": Case("lora", optimizer="rmsprop"),
     "loss scale": Case("full", scale=1024.0),
     "a part": Case("part"),
     "two rates": Case("lora", factor=8.0),

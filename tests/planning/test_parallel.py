@@ -162,6 +162,7 @@ def test_what_cannot_be_cut_into_shares_is_refused(engine):
     for optimizer, packed, keys in [
         ("adamw", False, []),
         ("sgd", False, []),
+        ("rmsprop", False, []),
         ("muon", False, ["optim.name"]),
         ("adamw_8bit", True, ["optim.name", "parallel.engine"]),
     ]:

@@ -214,6 +214,7 @@ CASES = {
     "offloaded": BF16 | OFFLOADED | {"adapter": None},
     "muon": BF16 | {"adapter": None, "optim": {"name": "muon", "lr": 1e-3}},
     "adafactor": BF16 | {"adapter": None, "optim": {"name": "adafactor", "lr": 1e-3}},
+    "rmsprop": BF16 | {"adapter": None, "optim": {"name": "rmsprop", "lr": 1e-3}},
     "sgd": BF16 | {"adapter": None, "optim": {"name": "sgd", "lr": 1e-3}},
     "neftune": BF16 | {"optim": {"lr": 1e-3, "neftune_alpha": 5}},
     "ddp": BF16 | {"parallel": {"engine": "ddp"}},  # of one process

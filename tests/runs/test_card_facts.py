@@ -20,12 +20,13 @@ from surefoot.runs.card_facts import _optimizer, _public_question
         ({"name": "adafactor"}, ["adafactor"], ["0"]),
         ({"name": "sgd", "momentum": 0.9}, ["sgd", "momentum"], ["0.9", "0"]),
         ({"name": "sgd"}, ["sgd", "momentum"], ["0", "0"]),
+        ({"name": "rmsprop"}, ["rmsprop", "momentum", "eps"], ["0", "1e-08", "0"]),
         ({"name": "muon"}, ["muon", "momentum", "adamw", "betas", "eps"], ["0.95", "0.9", "0.999", "1e-08", "0"]),
     ],
 )
 def test_only_settings_that_apply_are_told(optim, names, numbers):
     told = _optimizer(OptimConfig(**optim))
-    assert re.findall(r"adamw_8bit|adamw|adafactor|sgd|muon|momentum|betas|eps", told) == names
+    assert re.findall(r"adamw_8bit|adamw|adafactor|rmsprop|sgd|muon|momentum|betas|eps", told) == names
     assert re.findall(r"\b\d[\d.e-]*\b", told) == numbers
 
 

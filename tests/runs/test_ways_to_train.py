@@ -27,6 +27,7 @@ WAYS = {
     "adamw_8bit": {"optim": {"name": "adamw_8bit", "lr": 1e-3}, "adapter": LORA},
     "adamw_8bit, full": {"optim": {"name": "adamw_8bit", "lr": 1e-3}, "adapter": None},
     "adafactor": {"optim": {"name": "adafactor", "lr": 1e-3}, "adapter": DORA},
+    "rmsprop": {"optim": {"name": "rmsprop", "lr": 1e-3, "momentum": 0.5}, "adapter": LORA},
     "sgd": {"optim": {"name": "sgd", "lr": 0.1}, "adapter": None},
     "sgd with momentum": {"optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "adapter": None},
     "muon": {"optim": {"name": "muon", "lr": 1e-3}, "adapter": None},
@@ -71,7 +72,9 @@ def config(workplace, output, **way):
     return path_config(workplace, output, data={"eval": 2}, **({"adapter": {"kind": "lora", "rank": 16}} | times | way))
 
 
-@pytest.mark.parametrize("name", representatives(WAYS, "muon, lora", "two rates", "int8, dora, bf16", "all at once"))
+@pytest.mark.parametrize(
+    "name", representatives(WAYS, "muon, lora", "rmsprop", "two rates", "int8, dora, bf16", "all at once")
+)
 def test_a_run_that_goes_on_ends_as_the_one_that_never_stopped(workplace, tmp_path, name):
     wanted = config(workplace, tmp_path / "run", **WAYS[name])
     screen = start(wanted)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from bitsandbytes.optim import AdamW8bit
-from transformers import get_scheduler
+from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.optimization import Adafactor
 
 from surefoot.training.engine.base import set_rates
@@ -22,7 +22,7 @@ from surefoot.training.optimizer import (
 
 # One fp32 update of numbers near 1 against float64: a few units in the last place.
 FP32_ROUNDING = 5e-7
-NAMES = ("adamw", "adamw_8bit", "adafactor", "sgd", "muon")
+NAMES = ("adamw", "adamw_8bit", "adafactor", "rmsprop", "sgd", "muon")
 SHAPES = {"embed": (20, 64), "layer.weight": (64, 80), "layer.bias": (64,), "head": (20, 64)}
 DECODER = {"layer.weight"}
 LR, BETAS, EPS, DECAY = 0.01, (0.9, 0.95), 1e-8, 0.1
@@ -100,6 +100,11 @@ def by_hand(name, parameters, momentum):
             return [AdamW8bit([matrix], weight_decay=DECAY, **adam), torch.optim.AdamW(outside, **adam)]
         case "adafactor":
             return [Adafactor(everything, lr=LR, scale_parameter=False, relative_step=False)]
+        case "rmsprop":
+            more = {} if momentum is None else {"optim_args": f"momentum={momentum}"}
+            asked = TrainingArguments("unused", optim="rmsprop", learning_rate=LR, adam_epsilon=0.1, **more)
+            made, keys = Trainer.get_optimizer_cls_and_kwargs(asked)  # AdamW's epsilon is none of its settings
+            return [made(everything, **keys)]
         case "sgd":
             return [torch.optim.SGD(everything, lr=LR, momentum=momentum or 0.0)]
         case "muon":
@@ -159,7 +164,7 @@ def test_twin_decay_of_vectors_and_another_momentum_would_be_noticed(name):
     assert torch.equal(ours["layer.bias"], theirs["layer.bias"])  # not decayed
     for matrix in ("embed", "layer.weight", "head"):
         assert (ours[matrix] - theirs[matrix]).abs().max() > 100 * FP32_ROUNDING
-    if name in ("sgd", "muon"):
+    if name in ("rmsprop", "sgd", "muon"):
         other = start()
         stepped(other, [make_optimizer(other, settings(name, momentum=0.5), decoder=DECODER)])
         assert distance(ours, other) > 100 * FP32_ROUNDING

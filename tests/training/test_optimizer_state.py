@@ -37,7 +37,16 @@ from surefoot.training.state import RunState
 from surefoot.training.step import train_step
 
 WIDTH = 64  # 64 x 64 numbers are the fewest that bitsandbytes holds in 8 bits
-KINDS = [("adamw", None), ("adamw_8bit", None), ("adafactor", None), ("sgd", None), ("sgd", 0.9), ("muon", None)]
+KINDS = [
+    ("adamw", None),
+    ("adamw_8bit", None),
+    ("adafactor", None),
+    ("rmsprop", None),
+    ("rmsprop", 0.9),
+    ("sgd", None),
+    ("sgd", 0.9),
+    ("muon", None),
+]
 BATCHES = [toy_batches(toy_examples(6, seed=step), 3) for step in range(6)]
 
 

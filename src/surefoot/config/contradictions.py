@@ -164,13 +164,13 @@ def _optimizer(config: RunConfig) -> Iterator[Problem]:
         except re.error as error:
             key = f"optim.rates.{number}.of"
             yield _problem(key, f"{part.of!r} is no regular expression: {error}", "correct it", "optim.rates")
-    if optim.momentum is not None and optim.name not in ("sgd", "muon"):
-        what = f"only sgd and muon use it, but optim.name is {optim.name}"
+    if optim.momentum is not None and optim.name not in ("rmsprop", "sgd", "muon"):
+        what = f"only rmsprop, sgd and muon use it, but optim.name is {optim.name}"
         yield _problem(
             "optim.momentum", what, "leave it out; optim.betas[0] is the decay rate of the first moment", "optim.name"
         )
-    if optim.name in ("sgd", "adafactor"):
-        for key in ("betas", "eps"):
+    if optim.name in ("rmsprop", "sgd", "adafactor"):
+        for key in ("betas",) if optim.name == "rmsprop" else ("betas", "eps"):
             if getattr(optim, key) != OptimConfig.model_fields[key].default:
                 fix = "use optim.momentum, or leave it out" if (optim.name, key) == ("sgd", "betas") else "leave it out"
                 yield _problem(f"optim.{key}", f"belongs to AdamW, but optim.name is {optim.name}", fix, "optim.name")

@@ -161,9 +161,9 @@ class BatchConfig(Section):
 
 
 class OptimConfig(Section):
-    name: Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"] = "adamw"
-    """adamw; adamw_8bit: moments in 8 bits (bitsandbytes); adafactor: factored second moment; sgd; muon: orthogonalized
-    momentum for matrices, AdamW for the rest."""
+    name: Literal["adamw", "adamw_8bit", "adafactor", "rmsprop", "sgd", "muon"] = "adamw"
+    """adamw; adamw_8bit: moments in 8 bits (bitsandbytes); adafactor: factored second moment; rmsprop; sgd; muon:
+    orthogonalized momentum for matrices, AdamW for the rest."""
     lr: Positive = 2e-4
     """Peak learning rate."""
     rates: list[PartRate] = Field(default=[], examples=[[{"of": "lora_B", "lr": 3.2e-3}]])
@@ -183,11 +183,11 @@ class OptimConfig(Section):
     betas: tuple[Share, Share] = (0.9, 0.999)
     """AdamW's decay rates of the first and second moments."""
     momentum: Annotated[Share | None, Field(examples=[0.9])] = None
-    """sgd and muon: decay rate of the momentum; null: 0 for sgd, 0.95 for muon."""
+    """rmsprop, sgd and muon: decay rate of the momentum; null: 0, for muon 0.95."""
     eps: Positive = 1e-8
     """Added to the square root of the second moment."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay (sgd adds it to the gradient); biases and norms are excluded."""
+    """Decoupled weight decay (rmsprop and sgd add it to the gradient); biases and norms are excluded."""
     max_grad_norm: Positive | None = 1.0
     """Clip the global gradient norm to this; null for no clipping."""
     neftune_alpha: Annotated[Positive | None, Field(examples=[5.0])] = None

@@ -45,7 +45,7 @@ def set_optimizer(draft: Draft, setting: str = "optim") -> None:
     paged = "the optimizer state is not paged to the CPU" if name.startswith("paged") else ""
     bits = "moments are in bitsandbytes' 8 bits here" if name in ("adamw_torch_8bit", "adamw_torch_4bit") else ""
     draft.set("optim.name", ours, setting, why=paged or bits)
-    if ours in ("sgd", "adafactor"):
+    if ours in ("rmsprop", "sgd", "adafactor"):
         draft.drop(f"belongs to AdamW, but {setting} is {name}", "adam_beta1", "adam_beta2", "adam_epsilon")
         return
     draft.set("optim.betas", [draft["adam_beta1"], draft["adam_beta2"]], "adam_beta1", "adam_beta2")

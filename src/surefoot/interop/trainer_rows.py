@@ -63,6 +63,7 @@ OPTIMIZERS = {
     "adamw_torch_8bit": "adamw_8bit",
     "adamw_torch_4bit": "adamw_8bit",
     "adafactor": "adafactor",
+    "rmsprop": "rmsprop",
     "sgd": "sgd",
 }
 SCHEDULES = {
@@ -123,7 +124,7 @@ ROWS: tuple[Row, ...] = (
           back=never),
     joint("warmup_steps", 0.0, ("optim.warmup", "optim.warmup_from_zero"), "overrides warmup_ratio; starts at rate 0",
           back=warmup),
-    joint("optim", "adamw_torch_fused", ("optim.name",), "AdamW in torch or 8 bits, adafactor, sgd", type=text,
+    joint("optim", "adamw_torch_fused", ("optim.name",), "AdamW in torch or 8 bits, adafactor, rmsprop, sgd", type=text,
           back=reverse("optim.name", OPTIMIZERS)),
     refused("optim_args", None, "surefoot's optimizers take no further settings"),
     refused("optim_target_modules", None, "belongs to GaLore and similar, which surefoot lacks"),

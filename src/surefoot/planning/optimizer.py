@@ -2,6 +2,7 @@
 
 Bytes per trainable element, exact (a test steps each optimizer and compares):
     adamw       8: two fp32 moments
+    rmsprop     4, or 8 with momentum
     sgd         0, or 4 with momentum
     adafactor   4 per row and per column of a matrix, 4 per element of a vector
     muon        4 for a matrix inside a decoder layer, 8 for the rest
@@ -35,6 +36,7 @@ _REASONS = {
     "adamw": "two fp32 moments, 8 bytes per trainable parameter",
     "adamw_8bit": "matrices of the decoder layers in 8 bits, about 2 bytes each; the rest by adamw",
     "adafactor": "the second moment factored by rows and columns; optim.lr is the absolute rate",
+    "rmsprop": "a second moment and no first, 4 bytes per trainable parameter",
     "sgd": "no second moment: needs a much higher rate than adamw",
     "muon": "matrices of the decoder layers by orthogonalized steps of adamw's size, 4 bytes each; the rest by adamw",
 }
@@ -105,8 +107,9 @@ def state_bytes(request: OptimConfig, tensors: Iterator[Tensor]) -> int:
 def _bytes(request: OptimConfig, tensor: Tensor) -> int:
     matrix, numbers = len(tensor.shape) == 2, tensor.numbers
     match request.name:
-        case "sgd":
-            return _FP32 * numbers if request.momentum else 0
+        case "rmsprop" | "sgd":
+            moments = (request.name == "rmsprop") + bool(request.momentum)
+            return _FP32 * numbers * moments
         case "adafactor" if len(tensor.shape) > 1:  # for a convolution the last two dimensions are factored
             return _FP32 * sum(numbers // side for side in tensor.shape[-2:])
         case "adafactor":

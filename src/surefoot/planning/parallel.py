@@ -21,7 +21,7 @@ from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.messages import GIB, size_text
 
 SINGLE = ParallelPlan()
-ELEMENTWISE = ("adamw", "sgd")  # optimizers that update each element independently
+ELEMENTWISE = ("adamw", "rmsprop", "sgd")  # optimizers that update each element independently
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ def _optimizer(optim: OptimConfig) -> str:
         "adamw": adam,
         "adamw_8bit": adam,
         "adafactor": "",
+        "rmsprop": f"{moving}, eps {optim.eps:g}",
         "sgd": moving,
         "muon": f"{moving}; for the other weights adamw{adam}",
     }

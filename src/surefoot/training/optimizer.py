@@ -8,7 +8,8 @@ optimizer is constructed with lr 0.
     adamw       Loshchilov & Hutter 2019, torch's fused implementation
     adamw_8bit  Dettmers et al. 2022, bitsandbytes: 8-bit moments with one scale per 256 elements
     adafactor   Shazeer & Stern 2018, transformers' implementation with an external learning rate
-    sgd         torch's; weight decay is added to the gradient
+    rmsprop     Hinton 2012, torch's, with its decay of 0.99 for the second moment
+    sgd         torch's, as rmsprop with weight decay added to the gradient
     muon        Jordan et al. 2024, torch's; the update is scaled to the size of AdamW's (Liu et al. 2025), so that one
                 learning rate fits both parts
 
@@ -38,7 +39,7 @@ from torch import nn
 
 from surefoot.system.libraries import import_bitsandbytes
 
-Name = Literal["adamw", "adamw_8bit", "adafactor", "sgd", "muon"]
+Name = Literal["adamw", "adamw_8bit", "adafactor", "rmsprop", "sgd", "muon"]
 Parameters = Mapping[str, nn.Parameter]
 MUON_MOMENTUM = 0.95  # the paper's, and torch's default
 
@@ -60,7 +61,7 @@ class Optimizer(Protocol):
 class OptimizerSettings:
     """Optimizer hyperparameters, except the learning rate.
 
-    momentum: momentum of sgd and muon; None takes the optimizer's default.
+    momentum: momentum of rmsprop, sgd and muon; None takes the optimizer's default.
     """
 
     name: Name
@@ -165,6 +166,11 @@ def _adafactor(parameters: Parameters, settings: OptimizerSettings, decoder: Col
     return Adafactor(groups, lr=0.0, scale_parameter=False, relative_step=False, warmup_init=False)
 
 
+def _rmsprop(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
+    groups = _groups(parameters, settings.weight_decay)
+    return torch.optim.RMSprop(groups, lr=0.0, eps=settings.eps, momentum=settings.momentum or 0.0)
+
+
 def _sgd(parameters: Parameters, settings: OptimizerSettings, decoder: Collection[str]) -> Optimizer:
     groups = _groups(parameters, settings.weight_decay)
     return torch.optim.SGD(groups, lr=0.0, momentum=settings.momentum or 0.0)
@@ -187,6 +193,7 @@ _MAKERS: dict[Name, Callable[[Parameters, OptimizerSettings, Collection[str]], O
     "adamw": _adamw,
     "adamw_8bit": _adamw_8bit,
     "adafactor": _adafactor,
+    "rmsprop": _rmsprop,
     "sgd": _sgd,
     "muon": _muon,
 }

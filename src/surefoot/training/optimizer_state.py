@@ -36,7 +36,7 @@ _CODES = 256  # values of an 8-bit code
 # Optimizer state entry -> its shape as a function of the parameter's shape.
 _SHAPES: dict[str, Callable[[torch.Size], tuple[int, ...]]] = {
     **dict.fromkeys(("step", "RMS"), lambda shape: ()),
-    **dict.fromkeys(("exp_avg", "exp_avg_sq", "momentum_buffer"), tuple),
+    **dict.fromkeys(("exp_avg", "exp_avg_sq", "square_avg", "momentum_buffer"), tuple),
     "exp_avg_sq_row": lambda shape: tuple(shape[:-1]),  # adafactor
     "exp_avg_sq_col": lambda shape: (*shape[:-2], shape[-1]),
     **dict.fromkeys(("state1", "state2"), tuple),  # adamw_8bit: codes, scale per block, code table

@@ -206,7 +206,7 @@ def test_no_mask_is_held_for_layers_that_are_computed_again(zoo_model, monkeypat
 SETTINGS = {"betas": (0.9, 0.999), "momentum": None, "eps": 1e-8, "weight_decay": 0.0}
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "muon", "fused"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "rmsprop", "sgd", "muon", "fused"])
 def test_what_follows_from_the_weights_follows_every_optimizer(zoo_model, name):
     model = learner(zoo_model("llama3"), "dora")
     trained = {key: one for key, one in model.named_parameters() if one.requires_grad}

@@ -18,10 +18,12 @@ def elementwise(optimizer: Optimizer, engine: str) -> Optimizer:
     """Return the optimizer if it is elementwise. Raises InputError for one that needs whole matrices (muon, adafactor)
     or blocks (8-bit moments): on shards its update would differ from that of a single process."""
     for part in parts_of(optimizer):
-        if not isinstance(part, torch.optim.AdamW | torch.optim.SGD):
+        if not isinstance(part, torch.optim.AdamW | torch.optim.RMSprop | torch.optim.SGD):
             what = f"{type(part).__name__} needs whole matrices or blocks, but {engine} shards them"
             raise InputError(
-                Fault("optim.name", what, "use adamw or sgd, or parallel.engine: ddp", code="SF-CONFIG-CONFLICT")
+                Fault(
+                    "optim.name", what, "use adamw, rmsprop or sgd, or parallel.engine: ddp", code="SF-CONFIG-CONFLICT"
+                )
             )
     return optimizer
 
