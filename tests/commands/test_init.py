@@ -24,7 +24,7 @@ from surefoot.config.yaml_reader import parse_yaml
 from surefoot.method_facts.methods import METHODS
 from surefoot.runs.make_plan import make_plan
 
-RATES = {name: method.first_rate for name, method in METHODS.items() if method.first_rate is not None}
+RATES = {name: method.first_rate for name, method in METHODS.items()}
 
 ALPACA = {"instruction": "Name a bird.", "input": "", "output": "Heron"}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
@@ -158,6 +158,69 @@ def test_the_stage_follows_from_the_data_unless_one_is_asked_for(
     assert call("init", "base", "own.json", *(["--stage", asked] if asked else [])).exit_code == 0
     assert load_config("run.yaml").config.stage == taken
     assert call("plan", "run.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        (["grpo"], None),  # the records have an answer to compare with
+        (["ppo", "ppo.reward=own.py:score"], None),
+        (["distill", "distill.teacher=base"], None),
+        (["ppo"], "ppo.reward"),
+        (["distill"], "distill.teacher"),
+    ],
+)
+def test_a_stage_with_a_source_of_scores_or_a_teacher_can_be_planned(
+    folder: Path, asked: list[str], refused: str | None
+) -> None:
+    (folder / "own.json").write_text(json.dumps([{"prompt": "2 + 2?", "answer": "4", **ALPACA}] * 2))
+    (folder / "own.py").write_text("def score(prompts, responses):\n    return [0.0 for _ in responses]\n")
+    result = call("init", "base", "own.json", "--stage", *asked)
+    assert result.exit_code == (2 if refused else 0), result.output
+    if refused:
+        assert lines_giving(result.stderr, refused, f"{refused}=…")
+        assert not (folder / "run.yaml").exists()
+        return
+    config = load_config("run.yaml").config
+    assert config.stage == asked[0]
+    assert [term.name for term in config.grpo.rewards] == (["numeric"] if asked == ["grpo"] else [])
+    assert call("plan", "run.yaml").exit_code == 0
+
+
+def test_without_an_answer_to_compare_with_rewards_have_to_be_named(folder: Path) -> None:
+    result = call("init", "base", "alpaca.json", "--stage", "grpo")
+    assert (result.exit_code, bool(lines_giving(result.stderr, "grpo.rewards", "SF-REWARD"))) == (2, True)
+    rewards = "grpo.rewards=[{name: exact, field: output}]"
+    assert call("init", "base", "alpaca.json", "--stage", "grpo", rewards).exit_code == 0
+    assert load_config("run.yaml").config.grpo.rewards[0].field == "output"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["adapter.rank=64"], {"kind": "lora", "rank": 64, "alpha": 128}),
+        (["adapter={kind: dora, rank: 4}"], {"kind": "dora", "rank": 4, "alpha": 8}),
+        (["adapter.rank=64", "adapter.alpha=16"], {"kind": "lora", "rank": 64, "alpha": 16}),  # twin: a user's own
+        (["adapter=null"], None),
+    ],
+)
+def test_alpha_follows_the_rank(folder: Path, given: list[str], expected: dict[str, Any] | None) -> None:
+    assert call("init", "base", "alpaca.json", *given).exit_code == 0
+    written = parse_yaml((folder / "run.yaml").read_text(), "run.yaml")[0].data
+    assert written.get("adapter") == expected
+
+
+def test_given_keys_stand_in_the_config_and_are_not_named_as_defaults(folder: Path) -> None:
+    more = ["log_every=3", "optim.betas=[0.9, 0.95]", "data.eval=8", "samples.count=2", "model.dropout=0.1"]
+    assert call("init", "base", "alpaca.json", *more).exit_code == 0
+    config = load_config("run.yaml").config
+    assert (config.log_every, config.optim.betas, config.data.eval, config.samples.count) == (3, (0.9, 0.95), 8, 2)
+    assert (config.model.path, config.model.dropout) == ("base", 0.1)
+    others = (folder / "run.yaml").read_text().split("# --- Everything else, at its default ---")[1]
+    assert not {"log_every", "optim.betas", "samples"} & {*re.findall(r"[\w.]+", others)}
+    (folder / "run.yaml").unlink()
+    assert call("init", "base", "alpaca.json", "optim.lrr=1").exit_code == 2
+    assert not (folder / "run.yaml").exists()
 
 
 def test_a_stage_that_cannot_learn_from_the_data_is_refused(folder: Path) -> None:

@@ -36,7 +36,7 @@ SURFACE = {
     "--gguf --modelfile --drop-bos-scale --prompts --threshold --overwrite --as",
     "generate": "model --adapter --prompt --file --image --system --raw "
     "--max-new-tokens --temperature --top-p --seed --json",
-    "init": "model data --out --stage",
+    "init": "model data overrides --out --stage",
     "tune": "config overrides --out --seconds --json",
     "teach": "config overrides --out --top",
     "migrate": "config overrides --to --out --hardware --try --json",

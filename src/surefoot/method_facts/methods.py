@@ -88,7 +88,7 @@ class MethodFacts:
     shares_prompts: whether the common prefix of a pair can be computed once.
     one_pass: whether a step is exactly one forward and one backward pass over its rows, so that its FLOPs are known.
     proposed: whether `surefoot init` chooses it for such records if no method is named.
-    first_rate: learning rate of an adapter that `surefoot init` proposes; None: it proposes no such run.
+    first_rate: learning rate of an adapter that `surefoot init` proposes.
     large_rate: usual learning rate for full fine-tuning of about 8 B parameters; None: unknown.
     """
 
@@ -117,7 +117,7 @@ class MethodFacts:
     shares_prompts: bool = False
     one_pass: bool = False
     proposed: bool = False
-    first_rate: float | None = None
+    first_rate: float = 1e-4
     large_rate: float | None = None
 
     @property
@@ -210,6 +210,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             rollouts=True,
             critic=True,
             packs=False,
+            first_rate=1e-5,
             large_rate=5e-7,
         ),
         "grpo": MethodFacts(
@@ -225,6 +226,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             reference=True,
             rollouts=True,
             packs=False,
+            first_rate=1e-5,
             large_rate=1e-6,
         ),
         "distill": MethodFacts(
@@ -236,6 +238,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             learns_tokens=True,
             compared="distributions of two models are compared",
             teacher=True,
+            first_rate=2e-4,
             large_rate=2e-5,
         ),
     }
