@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -17,6 +18,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.models import gguf as gguf_file
 from surefoot.models.gguf import CONTROL, NotInGguf, gguf_vocabulary, pair_rotary_rows
 from surefoot.models.load import load_tokenizer
+from surefoot.runs.export import gguf as gguf_export
 from surefoot.runs.export.model import export_model
 
 WRITTEN = {
@@ -78,6 +80,24 @@ def test_twin_rotary_rows_that_are_not_paired_are_refused(tmp_path, monkeypatch)
     with raises_fault("SF-EXPORT", "out-f32.gguf"):
         export_model(str(base), tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_loads_with_other_tensors_is_refused(tmp_path, monkeypatch):
+    """A weight that only one of the two models has is told as one that differs."""
+    load = gguf_export.AutoModelForCausalLM.from_pretrained
+
+    def with_a_layer_less(*args, **kwargs):
+        model = load(*args, **kwargs)
+        model.model.layers = model.model.layers[:-1]
+        return model
+
+    base = zoo.llama2(tmp_path / "base")
+    monkeypatch.setattr(gguf_export, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=with_a_layer_less))
+    with raises_fault("SF-EXPORT", "out-f32.gguf"):
+        export_model(str(base), tmp_path / "out", gguf=True)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(gguf_export, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=load))  # twin
+    export_model(str(base), tmp_path / "out", gguf=True)
 
 
 def test_rotary_rows_by_hand():

@@ -89,8 +89,9 @@ def _check_model(folder: Path, file: Path, model: PreTrainedModel, prompts: Prom
         given = {} if plain else {"config": config}
         again = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=model.dtype, **given).eval()
     again.to(model.device)  # pyright: ignore[reportArgumentType]  # a decorator of transformers hides the signature
-    theirs = again.state_dict()
-    wrong += [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, theirs[name])]
+    ours, theirs = model.state_dict(), again.state_dict()
+    wrong += sorted(ours.keys() ^ theirs.keys())
+    wrong += [name for name in ours if name in theirs and not torch.equal(ours[name], theirs[name])]
     found = compare_logits(logits_of(model, prompts.ids), logits_of(again, prompts.ids))
     if wrong or not found.share <= MERGED_LIMIT:
         names = ", ".join(wrong[:3])
