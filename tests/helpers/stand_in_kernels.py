@@ -17,10 +17,14 @@ _RIGHT = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+asked = []  # of each call: whether for gradients that are the same each time
+
 
 def flash_attn_varlen_func(
-    q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False
+    q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False,
+    deterministic=False,
 ):
+    asked.append(deterministic)
     assert q.ndim == 3 and cu_seqlens_q.dtype == torch.int32 and causal
     ends = cu_seqlens_q.tolist()
     parts = []

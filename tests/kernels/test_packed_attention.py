@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import stand_in_kernels
 from surefoot.kernels import packed_attention as documents
 from surefoot.kernels.packed_attention import FORMS, SHORT, documents_of, plain
+from surefoot.system.deterministic import deterministic_attention
 from surefoot.system.hardware import ATTENTION_PACKAGES
 
 CPU = torch.device("cpu")
@@ -213,6 +214,15 @@ def test_a_package_gets_what_its_function_asks_for(installed, form):
     qkv, gradient = inputs(torch.bfloat16)
     found = run(installed(form, "right"), qkv, gradient)
     assert worst(found, run(plain, *in_double(qkv, gradient))) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("form", ATTENTION_PACKAGES)
+def test_a_package_is_told_whether_gradients_are_to_be_the_same_each_time(installed, form):
+    attend, (qkv, gradient) = installed(form, "right"), inputs(torch.bfloat16)
+    with deterministic_attention():
+        run(attend, qkv, gradient)
+    run(attend, qkv, gradient)
+    assert sys.modules[ATTENTION_PACKAGES[form]].asked == [True, False]
 
 
 def test_twin_a_package_that_scales_otherwise_is_far_off(installed):

@@ -175,6 +175,11 @@ class TestMeasured:
         assert plan.expected.value == expected
         assert ("cudnn" in plan.kernels.value) is (expected == "cudnn")
 
+    def test_nor_where_a_window_gives_it_masks(self):
+        trials = [trial("mem_efficient", 3.0), trial("cudnn", 1.0)]
+        named = {"hardware": H100, "compute": "bf16", "trials": trials, "uniform": True}
+        assert decide(masked=module.mask_reason(512, 2048), **named)[0].expected.value == "mem_efficient"
+
     def test_twin_it_does_not_where_it_failed_its_check(self):
         trials = [trial("flash", 3.0), trial("cudnn", failure="the gradient of q is not finite")]
         assert decide(hardware=H100, compute="bf16", trials=trials, uniform=True)[0].expected.value == "flash"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from surefoot.planning.attention import NONE
 from surefoot.planning.deterministic import kernel_of, plan_deterministic, with_deterministic
 from surefoot.planning.measurements import AttentionTrial
 from surefoot.planning.notes import Notes
+from surefoot.planning.plan import NONE
 from surefoot.system.hardware import preset
 
 CPU, H100 = preset("cpu"), preset("h100")
@@ -37,6 +37,13 @@ def test_nothing_measured_nothing_chosen():
 def test_some_kernels_always_do(hardware, kernel):
     for request in ("auto", "on", "off"):
         assert decide(request, kernel, hardware)[0] is True
+
+
+def test_what_was_not_timed_is_not_told_as_timed():
+    untimed = [AttentionTrial(form, 0.0, "", untimed="no room") for form in with_deterministic(["flash"])]
+    assert decide(measured=untimed) == (False, "default", [])
+    found = plan_deterministic("on", "flash", H100, untimed, False, Notes())
+    assert (found.value, "milliseconds" in found.reason) == (True, False)
 
 
 def test_a_request_decides():

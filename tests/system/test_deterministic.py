@@ -8,10 +8,9 @@ from torch.nn import functional as F
 
 from helpers import pretend_gpu
 from surefoot.system import deterministic
-from surefoot.system.deterministic import deterministic_attention
+from surefoot.system.deterministic import deterministic_attention, from_kernel, switches_kept
 
 REAL = torch.cuda.is_available() and not pretend_gpu.is_here()
-AMPERE = REAL and torch.cuda.get_device_capability() >= (8, 0)
 
 
 @pytest.fixture
@@ -74,20 +73,45 @@ def test_after_the_context_too_as_a_graph_outlives_it(here, monkeypatch):
     assert changes == [True, False]
 
 
+class OutOfMemory(RuntimeError):
+    pass
+
+
+def broken_attention() -> torch.Tensor:
+    """Whose kernel raises an error in its backward pass, where the switch is on."""
+    notes: list[bool] = []
+
+    def unpack(tensor):
+        notes.append(torch.are_deterministic_algorithms_enabled())
+        raise OutOfMemory(str(notes[0]))
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        return attention(numbers()).sum()
+
+
 def test_a_backward_pass_that_breaks_off_leaves_nothing_on(here):
-    class Broken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, tensor):
-            return tensor.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient[:, :1]  # not the output's shape: the kernel's own backward pass raises an error
-
-    with pytest.raises(RuntimeError), deterministic_attention():
-        Broken.apply(attention(numbers())).sum().backward()
+    with pytest.raises(OutOfMemory, match="True"), deterministic_attention():
+        broken_attention().backward()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch._C._get_deterministic_fill_uninitialized_memory()
+
+
+def test_twin_outside_of_a_context_it_would(here):
+    with deterministic_attention():
+        output = broken_attention()
+    with switches_kept():
+        with pytest.raises(OutOfMemory):
+            output.backward()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_kernel_that_sdpa_does_not_call_is_switched_at_its_output(here):
+    notes: list[bool] = []
+    with deterministic_attention():
+        from_kernel(Watched.apply(numbers(), notes)).sum().backward()
+    from_kernel(Watched.apply(numbers(), notes)).sum().backward()  # twin: outside
+    assert notes == [True, False]
 
 
 def test_what_the_caller_had_switched_on_stays(here):
@@ -144,9 +168,11 @@ def gradients(times: int) -> list[tuple[torch.Tensor, ...]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not AMPERE, reason="torch's flash kernel needs an Ampere GPU")
+@pytest.mark.skipif(not REAL, reason="there is no NVIDIA GPU")
 @pytest.mark.parametrize("inside", [True, False])
 def test_gradients_are_the_same_each_time(inside):
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("torch's flash kernel needs an Ampere GPU")
     with deterministic_attention() if inside else torch.enable_grad():
         first, *others = gradients(4)
     same = [all(torch.equal(*pair) for pair in zip(first, other, strict=True)) for other in others]

@@ -214,14 +214,15 @@ def _through_factors(
 
     kept: see `_output`.
     """
-    if layers.dropped is not None:
+    kernels = [_fused(gradient, layer.factor) for layer, gradient in zip(layers.projections, dy, strict=True)]
+    if layers.dropped is not None or None in kernels or any(z is None for z in kept):
         return dy, layers, []
     found, sums = [], []
-    for layer, gradient, z in zip(layers.projections, dy, kept, strict=True):
-        kernels = _fused(gradient, layer.factor)
-        if kernels is None or layer.factor is None or z is None:
-            return dy, layers, []
-        dz, total = kernels.through_factor(gradient.contiguous(), _flat(z), layer.factor)
+    for layer, gradient, z, fused in zip(layers.projections, dy, kept, kernels, strict=True):
+        assert fused is not None
+        assert z is not None
+        assert layer.factor is not None
+        dz, total = fused.through_factor(gradient.contiguous(), _flat(z), layer.factor)
         found.append(dz)
         sums.append(total / layer.factor.magnitude)
     plain = tuple(replace(one, factor=None) for one in layers.projections)

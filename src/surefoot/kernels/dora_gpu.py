@@ -26,12 +26,12 @@ _BLOCKS = 4  # of rows, one after the other, whose sums a program keeps
 
 
 def is_usable() -> bool:
-    """Whether Triton compiles for what torch calls a GPU here."""
+    """Whether Triton has a driver and a compiler for what torch calls a GPU here."""
     try:
         triton.runtime.driver.active.get_current_target()
     except Exception:  # of Triton's own kinds
         return False
-    return True
+    return torch.cuda.get_device_capability() >= (7, 0)
 
 
 def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def _scale(z, share, then, otherwise, tokens, width, CYCLE: tl.constexpr, ROWS: 
     inside = (rows < tokens)[:, None] & own[None, :]
     places = rows.to(tl.int64)[:, None] * width + columns[None, :]
     value = tl.load(z + places, mask=inside, other=0.0).to(tl.float32)
-    # The fraction of n times the golden ratio, as `dora._turns` has it up to 2e-6: its 32 bits wrap around by
+    # The fraction of n times the golden ratio, as `dora._turns` has it up to n 2^-33: its 32 bits wrap around by
     # themselves, and to load them instead would take as long as to load the outputs.
     turn = ((rows % CYCLE)[:, None] + columns[None, :]).to(tl.uint32) * 2654435769
     moved = (turn >> 8).to(tl.float32) * (1.0 / 16777216) < tl.load(share + columns, mask=own, other=0.0)[None, :]

@@ -6,7 +6,7 @@ Plan and reality can differ: SDPA silently falls back if a kernel does not suppo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
@@ -15,8 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers.integrations import sdpa_attention
 
 from surefoot.models.quiet import muted_stderr
-from surefoot.planning.attention import NONE
-from surefoot.planning.plan import AttentionPlan, SdpaKernel
+from surefoot.planning.plan import NONE, AttentionPlan, SdpaKernel
 from surefoot.system.deterministic import deterministic_attention
 from surefoot.system.errors import EnvironmentFault, Fault
 
@@ -36,26 +35,19 @@ _OPERATOR = {
 }
 
 
-def attention_context(plan: AttentionPlan) -> AbstractContextManager[object]:
-    """Return a context in which SDPA may use only the planned kernels; a null context for other implementations.
+@contextmanager
+def attention_context(plan: AttentionPlan) -> Iterator[None]:
+    """Context in which SDPA may use only the planned kernels; for other implementations it does nothing.
 
     Enter it around forward *and* backward, because gradient checkpointing recomputes attention in the backward pass.
     """
-    if plan.implementation.value != "sdpa":
-        return nullcontext()
-    contexts: list[AbstractContextManager[object]] = [sdpa_kernel([_BACKEND[one] for one in plan.kernels.value])]
-    if "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value:
-        contexts.append(_written_out())
-    if plan.deterministic.value and torch.cuda.is_available():  # a CPU's kernels need nothing for it
-        contexts.append(deterministic_attention())
-    return _all(contexts)
-
-
-@contextmanager
-def _all(contexts: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
     with ExitStack() as stack:
-        for one in contexts:
-            stack.enter_context(one)
+        if plan.implementation.value == "sdpa":
+            stack.enter_context(sdpa_kernel([_BACKEND[kernel] for kernel in plan.kernels.value]))
+            if "mem_efficient" in plan.kernels.value and "flash" not in plan.kernels.value:
+                stack.enter_context(_written_out())
+            if plan.deterministic.value and torch.cuda.is_available():  # a CPU's kernels need nothing for it
+                stack.enter_context(deterministic_attention())
         yield
 
 

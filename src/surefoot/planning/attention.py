@@ -4,7 +4,7 @@ This is for padded rows; attention of packed rows is chosen in `planning.packing
 The default is SDPA with every kernel that suits the run except cuDNN's: its backward pass has returned NaN for masks,
 lengths of 64 modulo 128 and large logits (PyTorch issue 196678), and it builds kernels for each new shape, which took
 up to half a second on an H200. The default is replaced only by a clearly faster form that passed the accuracy check; by
-cuDNN's only where all examples have one length, and no vision tower gives it masks.
+cuDNN's only where all examples have one length, and neither a window nor a vision tower gives it masks.
 
 Which kernel can run is decided by rules that need no torch; tests compare them with torch's own dispatch. CPU: flash
 (any dtype, with or without mask, no dropout) and math. CUDA, from torch's SDPA source: flash fp16 and bf16 from
@@ -21,7 +21,7 @@ from surefoot.config.schema import AttentionConfig
 from surefoot.planning.deterministic import kernel_of
 from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import AttentionPlan, Choice, DType, SdpaKernel
+from surefoot.planning.plan import NONE, AttentionPlan, Choice, DType, SdpaKernel
 from surefoot.system.hardware import Hardware
 
 # In order of preference, as in torch, except that torch puts cuDNN first on Hopper and Blackwell only.
@@ -96,7 +96,6 @@ def flash_attention_2_obstacles(hardware: Hardware, compute: DType) -> list[str]
 # kernels alone.
 _GAIN, _GAIN_ON_GPU = 1.5, 1.2
 _KEEP_SCORES = ("math", "eager")  # of all pairs of tokens, for the backward pass
-NONE = "none"  # the kernel of a model without attention
 EAGER_ROUNDS = "attention: eager rounds"  # start of a caution that doctor reports elsewhere
 _FIRST = "the first of them that torch can use here"
 
@@ -147,7 +146,7 @@ def plan_attention(
     considered = [trial for trial in trials if not (requested and trial.form == "eager")]
     if pictures and not any(trial.failure for trial in trials if trial.form not in _KEEP_SCORES):
         considered = [trial for trial in considered if trial.form not in _KEEP_SCORES]
-    if pictures or not uniform or request.deterministic == "on":
+    if pictures or masked or not uniform or request.deterministic == "on":
         considered = [trial for trial in considered if trial.form != "cudnn"]
     gain = _GAIN_ON_GPU if hardware.kind == "cuda" else _GAIN
     plan = _default(requested, obstacles, masked, considered, gain)

@@ -1,8 +1,9 @@
 """Choose whether attention gives the same gradients each time.
 
 On a CPU it always does. On a GPU torch's fused kernels can, by a form of their backward pass that is measured beside
-the usual one: it costs nothing where a micro-batch has as many rows times heads as the GPU has multiprocessors, and up
-to half where it has few (docs/evidence/gpu.md). cuDNN's kernel has no such form.
+the usual one. Flash's costs nothing where a micro-batch has as many rows times heads as the GPU has multiprocessors,
+and up to half where it has few; the memory-efficient kernel's up to twice as much again (decision 0039). cuDNN's has no
+such form.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Sequence
 
 from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice
+from surefoot.planning.plan import NONE, Choice
 from surefoot.system.hardware import ATTENTION_PACKAGES, Hardware
 
 _SUFFIX = " deterministic"  # of the form's name in a trial
-_ALWAYS = ("eager", "math", "none")  # products and a softmax; a model without attention
+_ALWAYS = ("eager", "math")  # products and a softmax
 _MAY = ("flash", "mem_efficient", "varlen", *ATTENTION_PACKAGES)
 _COSTS = 1.1  # times as long, at most, for `auto`
 _KEY = "attention.deterministic"
@@ -43,8 +44,10 @@ def plan_deterministic(
     """
     if hardware.kind == "cpu":
         return Choice(True, "a CPU's kernels always do", "hardware")
+    if kernel == NONE:
+        return Choice(True, "there is no attention", "family")
     if kernel in _ALWAYS:
-        return Choice(True, f"attention: {kernel} always does", "default")
+        return Choice(True, f"{kernel} attention always does", "default")
     if request == "off":
         return Choice(False, "asked for", "user")
     plain, ordered = (next((one for one in trials if one.form == name), None) for name in (kernel, kernel + _SUFFIX))
@@ -52,10 +55,10 @@ def plan_deterministic(
         if request == "on":
             notes.refuse(_KEY, f"is on, but {why}", "leave it out, or set attention: eager")
         return Choice(False, why, "hardware")
-    timed = [one for one in (plain, ordered) if one is not None]
+    timed = [one for one in (plain, ordered) if one is not None and one.passed]
     if request == "on":
         return Choice(True, f"asked for; milliseconds {times_of(timed)}" if timed else "asked for", "user")
-    if plain is None or ordered is None or not (plain.passed and ordered.passed):
+    if plain is None or ordered is None or len(timed) < 2:
         return Choice(False, f"what it costs was not measured; set {_KEY}: on for it", "default")
     times = f"milliseconds {times_of(timed)}"
     if ordered.seconds <= _COSTS * plain.seconds:

@@ -78,7 +78,12 @@ def plan_packing(
 
 def without_packing(plan: RunPlan, reason: str, source: Source) -> RunPlan:
     """Return the plan with padded rows."""
-    return replace(plan, kernels=replace(plan.kernels, documents=Choice(PLAIN, reason, source)))
+    attention = plan.attention
+    if attention.deterministic.source == "measured":
+        weighed = "it was weighed for packed rows, and rows are padded"
+        attention = replace(attention, deterministic=Choice(False, weighed, "default"))
+    kernels = replace(plan.kernels, documents=Choice(PLAIN, reason, source))
+    return replace(plan, attention=attention, kernels=kernels)
 
 
 def open_forms(

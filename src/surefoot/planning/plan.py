@@ -205,6 +205,7 @@ class ParallelPlan:
 
 
 PLAIN = "plain"  # in each field of `KernelsPlan`: the libraries' code, and padded rows
+NONE = "none"  # the attention kernel of a model without attention
 
 
 @dataclass(frozen=True)

@@ -129,15 +129,16 @@ def resolve(
         attends=model.attends,
         uneven_heads=model.uneven_heads,
         pictures=bool(lengths and lengths.pictures),
-        uniform=bool(lengths and lengths.uniform),
+        uniform=bool(lengths and lengths.uniform and not config.draws),  # answers that it draws have many lengths
     )
     attention = replace(
         attention,
         deterministic=plan_deterministic(
             config.attention.deterministic,
-            attention.expected.value if documents.value in (PLAIN, "sdpa") else documents.value,
+            documents.value if packs and documents.value != "sdpa" else attention.expected.value,
             hardware,
-            [*seen.documents, *seen.attention],
+            # SDPA document by document has few rows at a time: what padded rows cost says nothing of it.
+            [] if documents.value == "sdpa" else [*seen.documents, *seen.attention],
             config.compile != "off",
             notes,
         ),

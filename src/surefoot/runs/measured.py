@@ -97,7 +97,8 @@ def measure_open_choices(
         packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
         if isinstance(packed, str):
             return so_far
-        request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows)
+        asked = config.attention.deterministic != "off"
+        request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows, deterministic=asked)
         return replace(so_far, documents=measured_documents(request, kept))
 
 
@@ -136,16 +137,24 @@ def attention_request(
 
 
 def _documents_request(
-    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
+    model: ModelFacts,
+    forms: Sequence[str],
+    lengths: LengthFacts,
+    dtype: DType,
+    kind: str,
+    rows: int,
+    *,
+    deterministic: bool,
 ) -> DocumentsRequest:
     """Build the request of the packing probe, with the model's heads and documents of the data's lengths.
 
     rows: rows of a padded micro-batch, whose tokens a GPU's probe packs; a CPU's uses few.
+    deterministic: whether a GPU's probe also tries the deterministic forms.
     """
     from surefoot.planning.probes.documents import DocumentsRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
-    if kind == "cuda":
+    if kind == "cuda" and deterministic:
         forms = with_deterministic(forms)
     request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
     return replace(request, tokens=rows * lengths.typical) if kind == "cuda" else request

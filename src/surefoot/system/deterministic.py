@@ -5,13 +5,17 @@ switch of torch's gives each block its own place, but it is for the whole proces
 it, or become slow. So it is turned on for the backward passes of attention alone.
 
     with deterministic_attention():
-        output = F.scaled_dot_product_attention(...)    # its backward pass may run after the context
+        output = F.scaled_dot_product_attention(...)
+        output.backward(...)    # or later; after an error within it only a context puts the switch back
+
+A layer that gradient checkpointing computes again is whole before attention's backward pass asks for a tensor of it, as
+its last operators do so first; if attention were the last, all of the layer would be computed under the switch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,18 +34,27 @@ _contexts = 0  # of the process: the threads of autograd compute checkpointed la
 def deterministic_attention() -> Iterator[None]:
     """Context for forward passes on a GPU; attention gives the same gradients each time afterwards."""
     global _contexts, _sdpa
-    switches = _switches()
     if not _contexts:
         _sdpa = F.scaled_dot_product_attention
-    _contexts += 1
-    F.scaled_dot_product_attention = _attention
+    with nullcontext() if _contexts else switches_kept():
+        _contexts += 1
+        F.scaled_dot_product_attention = _attention
+        try:
+            yield
+        finally:
+            _contexts -= 1
+            if not _contexts:
+                F.scaled_dot_product_attention = _sdpa
+
+
+@contextmanager
+def switches_kept() -> Iterator[None]:
+    """Context after which torch's switches are as before, also if a backward pass broke off with them on."""
+    before = _switches()
     try:
         yield
     finally:
-        _contexts -= 1
-        if not _contexts:
-            F.scaled_dot_product_attention = _sdpa
-        _set(*switches)  # of a backward pass that broke off
+        _set(*before)
 
 
 def _attention(*given: Any, **named: Any) -> torch.Tensor:

@@ -236,10 +236,12 @@ def test_memory_that_ends_where_inputs_are_made_says_nothing_of_the_forms(monkey
     assert [(one.failure, one.untimed) for one in found] == [("", f"{lost}: OOM")] * 2
 
 
+FORMS = tuple(with_deterministic(["flash"]))
+TWICE = AttentionRequest(FORMS, 4, 2, 16, 64, "fp32", "cpu")
+
+
 def test_a_deterministic_form_that_is_not_does_not_pass(monkeypatch):
-    plain, ordered = with_deterministic(["flash"])
-    request = AttentionRequest((plain, ordered), 4, 2, 16, 64, "fp32", "cpu")
-    assert [one.failure for one in attention_trials(request, budget=0.01)] == ["", ""]
+    assert [one.trouble for one in attention_trials(TWICE, budget=0.01)] == ["", ""]
     draws = torch.Generator().manual_seed(0)
 
     def unsteady(form):
@@ -249,9 +251,47 @@ def test_a_deterministic_form_that_is_not_does_not_pass(monkeypatch):
         return attention
 
     monkeypatch.setattr(attention, "deterministic", unsteady)
-    first, second = attention_trials(request, budget=0.01)
+    first, second = attention_trials(TWICE, budget=0.01)
     assert first.passed
     assert all(gives(second.failure, one) for one in ("output", "q", "k", "v"))
+
+
+def test_one_that_finds_no_memory_to_be_repeated_is_not_called_wrong(monkeypatch):
+    real, passes = attention.repeat, []
+
+    def full(makers, checked, untimed):
+        def make():
+            passes.append(1)
+            raise torch.OutOfMemoryError("OOM")
+
+        real({name: lambda: make for name in makers}, checked, untimed)
+
+    monkeypatch.setattr(attention, "repeat", full)
+    first, second = attention_trials(TWICE, budget=0.01)
+    assert first.passed
+    assert second.failure == ""
+    assert gives(second.untimed, "OOM")
+    assert len(passes) == 1
+
+
+def test_an_error_in_a_deterministic_forms_backward_pass_leaves_the_switch_off():
+    def broken(q, k, v):
+        out = form_named("flash", masked=False)(_Failing.apply(q), k, v)
+        torch._C._set_deterministic_algorithms(True, warn_only=False)  # as the hook before the kernel does
+        return out
+
+    assert check(broken, check_cases(2, 16, "fp32", CPU)[:1], "fp32")[0]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+class _Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("not on this GPU")  # as packages say what they do not support
 
 
 FAR = 120.0  # logits of -FAR everywhere: beyond -88.7, the logarithm of the smallest normal number of fp32

@@ -39,7 +39,7 @@ from surefoot.planning.probes.sizes import (
     with_scores,
 )
 from surefoot.planning.probes.timing import Limits, attempt, draws, one_thread, seconds_or_failures
-from surefoot.system.deterministic import deterministic_attention
+from surefoot.system.deterministic import deterministic_attention, switches_kept
 
 Form = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -101,14 +101,12 @@ def attention_trials(
         def inputs(size: Size) -> tuple[torch.Tensor, ...]:
             return make(size.rows, size.groups, size.kv_heads, size.tokens)
 
-        def run(name: str, size: Size) -> Callable[[], object]:
+        def run(name: str, size: Size) -> Callable[[], Mapping[str, torch.Tensor]]:
             return partial(forward_backward, form(name), inputs(size))
 
         makers = {name: partial(run, name, part) for name, (_, part) in sizes.items() if part and not checked[name][0]}
         seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
-        for name in seconds:
-            if kernel_of(name) != name and (part := sizes[name][1]) and (why := differs(form(name), inputs(part))):
-                checked[name] = (why, checked[name][1])
+        repeat(makers, checked, untimed)
     found = []
     for name, (whole, part) in sizes.items():
         held = (whole, part) != alone[name]
@@ -182,15 +180,27 @@ def deterministic(form: Form) -> Form:
     return attention
 
 
-def differs(form: Form, inputs: Sequence[torch.Tensor]) -> str:
-    """Return which result of a second pass is not that of the first bit for bit, as the end of a sentence; empty if
-    none."""
-    results, why = attempt(lambda: [forward_backward(form, inputs) for _ in range(2)])
-    if results is None:
-        return f"cannot be repeated: {why}"
-    first, second = results
-    wrong = [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
-    return f"gives another {' and '.join(wrong)} each time" if wrong else ""
+def repeat(
+    makers: Mapping[str, Callable[[], Callable[[], Mapping[str, torch.Tensor]]]],
+    checked: dict[str, tuple[str, dict[str, float]]],
+    untimed: dict[str, str],
+) -> None:
+    """Run each deterministic form twice. Those that gave another bit fail in `checked`; those that could not be run
+    again are named in `untimed`.
+
+    makers: makes a form's pass at the timed shapes, by name.
+    """
+    for name, make in makers.items():
+        if kernel_of(name) == name or name in untimed:
+            continue
+        run = make()
+        results, why = attempt(lambda run=run: (run(), run()))
+        if results is None:
+            untimed[name] = f"cannot be repeated: {why}"
+            continue
+        first, second = results
+        if wrong := [part for part, tensor in first.items() if not torch.equal(tensor, second[part])]:
+            checked[name] = f"gives another {' and '.join(wrong)} each time", checked[name][1]
 
 
 def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, window: int | None = None) -> torch.Tensor:
@@ -261,8 +271,9 @@ def random_inputs(
 def forward_backward(form: Form, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the output and the gradients of q, k and v. inputs: q, k, v and the gradient of the output."""
     *qkv, gradient = inputs
-    output = form(*qkv)
-    q, k, v = torch.autograd.grad(output, qkv, gradient)
+    with switches_kept():
+        output = form(*qkv)
+        q, k, v = torch.autograd.grad(output, qkv, gradient)
     return {"output": output.detach(), "gradient of q": q, "gradient of k": k, "gradient of v": v}
 
 

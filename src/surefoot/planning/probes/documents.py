@@ -28,13 +28,13 @@ from surefoot.planning.probes.attention import (
     Form,
     check,
     deterministic,
-    differs,
     eager,
     far_inputs,
     for_every_head,
     forward_backward,
     in_float64,
     random_inputs,
+    repeat,
     trial_of,
 )
 from surefoot.planning.probes.matmul import TORCH_DTYPE, fp32_products
@@ -110,17 +110,17 @@ def document_trials(
         def row() -> tuple[torch.Tensor, ...]:
             return make(1, groups, count, sum(lengths))
 
-        def run(name: str) -> Callable[[], object]:
-            if name != PADDED:
-                return partial(forward_backward, of(name)(lengths), row())
+        def packed(name: str) -> Callable[[], Mapping[str, torch.Tensor]]:
+            return partial(forward_backward, of(name)(lengths), row())
+
+        def padded() -> Callable[[], object]:
             rows = [make(number, groups, count, longest) for number, longest in padded_halves(lengths)]
             return partial(_each, _runnable(rows[0]), rows)
 
-        makers = {name: partial(run, name) for name in request.forms if not checked[name][0]}
+        passes = {name: partial(packed, name) for name in request.forms if name != PADDED and not checked[name][0]}
+        makers = {**passes, **({PADDED: padded} if PADDED in request.forms else {})}
         seconds, untimed = seconds_or_failures(makers, device, budget=budget, rounds=ROUNDS, begin=begin)
-        for name in seconds:
-            if kernel_of(name) != name and (why := differs(of(name)(lengths), row())):
-                checked[name] = (why, checked[name][1])
+        repeat(passes, checked, untimed)
     less = smaller_than_requested((taken.longest, max(request.mix), "tokens"), (groups * count, request.heads, "heads"))
     at = timed_at(less, held=taken != timed_documents(*requested, room.alone))
     return tuple(trial_of(name, seconds, untimed, checked[name], at) for name in request.forms)

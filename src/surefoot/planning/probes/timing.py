@@ -113,7 +113,7 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
         return run(), ""
     except torch.AcceleratorError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError, TypeError) as error:  # a package asserts what it supports, or lacks a word
         if torch.cuda.is_initialized() and not isinstance(error, torch.OutOfMemoryError):
             torch.cuda.synchronize()  # raises if the same error came through Triton or a library
         return None, (str(error) or type(error).__name__).splitlines()[0]
