@@ -7,6 +7,8 @@ import json
 import pytest
 
 from helpers.faults import refused_settings
+from interop.small_configs import outcome, text_of
+from interop.small_configs import translated as small
 from surefoot.config.schema import RunConfig
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
@@ -218,3 +220,17 @@ def test_what_axolotl_asks_for_in_vain(words, name):
     (fault,) = caught.value.faults
     assert fault.code == "SF-TRANSLATE-SETTING"
     assert name in str(fault)
+
+
+def test_variables_of_a_chat_template() -> None:
+    words = {"chat_template_kwargs": {"enable_thinking": False}}
+    chat = {"datasets": [{"path": "d.jsonl", "type": "chat_template"}], "chat_template": "tokenizer_default"}
+    found = small("axolotl", **chat, **words)
+    assert found.config["data"]["template_arguments"] == {"enable_thinking": False}
+    assert outcome(found, "chat_template_kwargs") == "carried"
+    command = "trl grpo --model_name_or_path m --dataset_name a/b --reward_funcs think_format_reward"
+    grpo = translate_command([*command.split(), "--chat_template_kwargs", '{"reasoning_effort": "low"}'], Options())
+    assert grpo.config["data"]["template_arguments"] == {"reasoning_effort": "low"}
+    nested = {"chat_template_kwargs": {"documents": [1]}}
+    text = text_of("axolotl", **chat, **nested)
+    assert refused_settings(lambda: small("axolotl", **chat, **nested), text=text) == ["chat_template_kwargs"]

@@ -81,7 +81,7 @@ def _best(config: RunConfig) -> Iterator[Problem]:
 def _plain_texts(config: RunConfig) -> Iterator[Problem]:
     if not config.method.plain_texts:
         return
-    for key in ("train_on", "template"):
+    for key in ("train_on", "template", "template_arguments"):
         if getattr(config.data, key) != DataConfig.model_fields[key].default:
             what = f"applies to conversations, but stage: {config.stage} trains on every token of plain texts"
             yield _problem(f"data.{key}", what, "leave it out, or use stage: sft", "stage")

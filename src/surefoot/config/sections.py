@@ -119,6 +119,11 @@ class DataConfig(Section):
     commonsense-eval, commonsense-sentence, a .jinja file, or a text in Jinja. by-record: chosen by the first record:
     raw for texts (human-assistant for pairs of such dialogues), tokenizer for conversations. tokenizer-or-chatml:
     chatml if the tokenizer has no template."""
+    template_arguments: dict[Text, bool | int | Annotated[float, Field(allow_inf_nan=False)] | Text] = Field(
+        default={}, examples=[{"enable_thinking": False}]
+    )
+    """Values of variables that the tokenizer's template or a .jinja file reads, such as {enable_thinking: false}; the
+    published template has them too."""
     max_length: Annotated[Literal["auto", "model"] | Annotated[int, Field(ge=8), Number], Field(examples=[2048])] = (
         "auto"
     )

@@ -24,6 +24,7 @@ _OTHERS = {  # key -> names in other tools
     "data.train": "dataset datasets dataset_name dataset_path data_path train_data train_file train_dataset",
     "data.eval": "eval_dataset test_datasets valid_file validation_file val_size val_set_size",
     "data.template": "chat_template prompt_template",
+    "data.template_arguments": "chat_template_kwargs enable_thinking reasoning_effort",
     "data.max_length": "cutoff_len sequence_len max_seq_len max_seq_length model_max_length",
     "data.train_on": "train_on_inputs train_on_prompt completion_only_loss assistant_only_loss",
     # arithmetic

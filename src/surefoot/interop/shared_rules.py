@@ -21,7 +21,7 @@ from typing import Any
 from surefoot.config.sections import PATTERN
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import Options
-from surefoot.interop.settings import AT_LEAST, Refusal
+from surefoot.interop.settings import AT_LEAST, Refusal, group
 from surefoot.interop.translation import Translation
 from surefoot.planning.disk import checkpoints_kept
 from surefoot.system.errors import Fault, InputError
@@ -102,6 +102,14 @@ def set_warmup(draft: Draft, steps: str, ratio: str | None, total_steps: int | N
     if count or share:
         # transformers' first step has learning rate 0; surefoot's own warm-up would start above 0.
         draft.set("optim.warmup_from_zero", True, *names)
+
+
+def template_arguments(value: Any) -> dict[str, Any]:
+    """Convert `chat_template_kwargs`. Raises Refusal for lists and groups, which surefoot does not pass."""
+    for name, one in group(value or {}).items():
+        if not isinstance(one, bool | int | float | str):
+            raise Refusal(f"{name}: surefoot passes texts, numbers, true and false to a template", "leave it out")
+    return dict(value or {})
 
 
 def counted(count: float, unit: str) -> str:

@@ -21,12 +21,11 @@ from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.families.templates import is_users_own
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.rewards.graders import fields_read
-from surefoot.methods.sources import evaluated_specs, trained_specs
+from surefoot.methods.sources import evaluated_specs, template_in_use, trained_specs
 from surefoot.planning.plan import PLAIN, RunPlan, TokenizerPlan
 from surefoot.system import process
 from surefoot.system.errors import Fault, InputError
@@ -55,8 +54,8 @@ def prepare_examples(
     prepared = prepare_data(
         trained_specs(config),
         None if evaluation == "none" else evaluation,
-        template=data.template if is_users_own(data.template) else planned,  # the file may have moved
-        template_asked=data.template != "auto",
+        template=template_in_use(config, planned),
+        template_asked=data.template != "auto" or bool(data.template_arguments),
         template_fallbacks=tokens.fallbacks,
         tokenizer=tokenizer,
         bos_id=tokens.bos_id if tokens.bos.value else None,

@@ -12,7 +12,7 @@ from surefoot.config.schema import RunConfig
 from surefoot.config.sections import SourceConfig
 from surefoot.data.sources.hub_files import TO_EVALUATE, Splits
 from surefoot.data.sources.resolve import SourceSpec, first_record, template_and_labels
-from surefoot.families.templates import BY_RECORD
+from surefoot.families.templates import BY_RECORD, is_users_own
 from surefoot.system.errors import Fault, InputError
 
 
@@ -73,3 +73,10 @@ def settled(config: RunConfig) -> RunConfig:
     chosen = {"template": template} if data.template == BY_RECORD else {}
     chosen |= {"train_on": learned} if data.train_on == BY_RECORD else {}
     return config.model_copy(update={"data": data.model_copy(update=chosen)})
+
+
+def template_in_use(config: RunConfig, planned: str) -> str:
+    """Return the planned template; of a file its present place, since it may have been moved, unless the plan has its
+    text with `data.template_arguments`."""
+    data = config.data
+    return data.template if is_users_own(data.template) and not data.template_arguments else planned

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from surefoot.families.family import Family
 from surefoot.families.files import read_text
@@ -16,9 +19,15 @@ from surefoot.planning.plan import Choice
 from surefoot.system.errors import Fault, InputError
 
 
-def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> Choice[str]:
-    """Choose the template. request: auto, a template name, `tokenizer-or-NAME`, a .jinja file, or Jinja. Faults go to
-    notes."""
+def plan_template(
+    request: str,
+    model: ModelFacts,
+    tokenizer: TokenizerFacts,
+    notes: Notes,
+    arguments: Mapping[str, bool | float | str] = MappingProxyType({}),
+) -> Choice[str]:
+    """Choose the template. request: auto, a template name, `tokenizer-or-NAME`, a .jinja file, or Jinja. arguments:
+    values of its variables, with which it becomes another Jinja text. Faults go to notes."""
     if request == "auto":
         choice = _auto(tokenizer)
     elif request.startswith(OWN_OR):
@@ -30,7 +39,34 @@ def plan_template(request: str, model: ModelFacts, tokenizer: TokenizerFacts, no
         _check_named(request, tokenizer, notes)
         choice = Choice(request, "asked for", "user")
     _warn_of_untrained_tokens(choice.value, model, tokenizer, notes)
-    return choice
+    return _with_arguments(choice, arguments, tokenizer, notes) if arguments else choice
+
+
+_OURS = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "continue_final_message")
+_ARGUMENTS = "data.template_arguments"
+
+
+def _with_arguments(
+    choice: Choice[str], arguments: Mapping[str, bool | float | str], tokenizer: TokenizerFacts, notes: Notes
+) -> Choice[str]:
+    """Return the template with lines in front that set its variables, so that it is one text in training, generation
+    and export. Faults go to notes: templates without variables, and names that the template does not read."""
+    source = template_source(choice.value, tokenizer)
+    if not source:
+        fix = "leave it out, or use data.template: tokenizer or a .jinja file"
+        notes.refuse(_ARGUMENTS, f"the template {choice.value} has no variables", fix, "SF-DATA-TEMPLATE")
+        return choice
+    for name in arguments:
+        if name in _OURS or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            what = f"{name} is set by surefoot" if name in _OURS else f"{name!r} is no name of a variable"
+            notes.refuse(_ARGUMENTS, what, "leave it out", "SF-DATA-TEMPLATE")
+        elif not re.search(rf"\b{name}\b", source):
+            notes.refuse(_ARGUMENTS, f"the template does not read {name}", "leave it out", "SF-DATA-TEMPLATE")
+    lines = "".join(
+        f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}\n" for name, value in arguments.items()
+    )
+    shown = ", ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return Choice(lines + source, f"{choice.reason}, with {shown}", "user")
 
 
 def fallback_templates(choice: Choice[str], family: Family | None, tokenizer: TokenizerFacts) -> tuple[str, ...]:

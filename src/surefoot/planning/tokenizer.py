@@ -42,7 +42,7 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         template = Choice("plain", f"stage {config.stage} trains on texts, which have no turns", "default")
         fallbacks: tuple[str, ...] = ()
     else:
-        template = plan_template(config.data.template, model, tokenizer, notes)
+        template = plan_template(config.data.template, model, tokenizer, notes, config.data.template_arguments)
         fallbacks = fallback_templates(template, model.family, tokenizer)
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
     bos = _bos(config, template.value, model.family, tokenizer, notes)

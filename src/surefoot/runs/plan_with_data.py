@@ -56,7 +56,7 @@ def plan_with_data(config: RunConfig) -> tuple[RunPlan, SurefootError | None]:
         data = functions_of(config.stage).prepare(config, draft.tokenizer, planned_tokenizer(base, draft.tokenizer))
     except SurefootError as error:
         return make_plan(config), error
-    return with_template(make_plan(config, lengths=lengths_of(config, data)), data), None
+    return with_template(make_plan(config, lengths=lengths_of(config, data)), data, config), None
 
 
 _PLANNED = frozenset({"batch.micro", "gradient_checkpointing"})  # keys that may change on resume and affect the plan
@@ -199,12 +199,13 @@ def _both(train: TokenizedDataset, pair: int) -> Sequence[Example]:
 _TEXTS = "the records are texts without turns"
 
 
-def with_template(plan: RunPlan, data: PreparedData) -> RunPlan:
+def with_template(plan: RunPlan, data: PreparedData, config: RunConfig) -> RunPlan:
     """Put the template and stop tokens that the examples were rendered with into the plan."""
     tokens = plan.tokenizer
     name, stops = data.template.name, data.template.stop_ids
     if is_users_own(name):
-        tokens = replace(tokens, template=replace(tokens.template, value=name))  # its path now
+        if not config.data.template_arguments:  # with them, the plan has its text
+            tokens = replace(tokens, template=replace(tokens.template, value=name))  # its path now
     elif name != tokens.template.value:
         planned = (
             tokens.template.value if is_on_texts(data) else ""

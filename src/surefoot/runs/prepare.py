@@ -82,7 +82,7 @@ def prepare(
     lengths = lengths_of(config, data)
     phases.end("data")
     with phases.during("probes", "measuring this machine, once for each shape of a model"):
-        plan = with_template(plan_of(config, existing, lengths), data)
+        plan = with_template(plan_of(config, existing, lengths), data, config)
     plan = replace(plan, origin=origin) if origin else plan
     if custom.objective is not None and plan.kernels.documents.source != "user":
         plan = without_packing(plan, "a custom objective may not support packed rows", "default")

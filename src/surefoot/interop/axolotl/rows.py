@@ -45,6 +45,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
+from surefoot.interop.shared_rules import template_arguments
 from surefoot.interop.trainer_rows import OPTIMIZERS
 
 SAVED = 4  # number of checkpoints that Axolotl keeps by default
@@ -183,6 +184,8 @@ _ROWS: tuple[Row, ...] = (
     joint("adam_epsilon", 1e-8, ("optim.eps",)),
     carried("max_grad_norm", 1.0, "optim.max_grad_norm", lambda value: value or None,
             back=clipped("optim.max_grad_norm")),
+    carried("chat_template_kwargs", None, "data.template_arguments", template_arguments, type=group,
+            back=unless("data.template_arguments", {})),
     carried("neftune_noise_alpha", None, "optim.neftune_alpha", type=number),
     carried("seed", 42, "seed"),
     # evaluating, saving, logging
@@ -309,7 +312,7 @@ _ROWS: tuple[Row, ...] = (
               "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
               "auto_find_batch_size batch_flattening sage_attention s2_attention "
               "optim_args optim_target_modules lr_scheduler_kwargs lr_quadratic_warmup cosine_constant_lr_ratio "
-              "lr_div_factor adam_epsilon2 adam_beta3 chat_template_kwargs "
+              "lr_div_factor adam_epsilon2 adam_beta3 "
               "fix_untrained_tokens use_comet hub_revision dynamic_checkpoint scaling_softmax use_onebitllms "
               "peft_ensure_weight_tying"),
 )  # fmt: skip

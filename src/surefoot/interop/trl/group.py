@@ -10,7 +10,20 @@ from typing import Any
 
 from surefoot.interop.backward import Ours, differs, equals, never, reverse, unless
 from surefoot.interop.draft import Draft
-from surefoot.interop.settings import Refusal, Row, all_listed, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.settings import (
+    Refusal,
+    Row,
+    all_listed,
+    carried,
+    group,
+    joint,
+    listed,
+    number,
+    refused,
+    text,
+    whole,
+)
+from surefoot.interop.shared_rules import template_arguments
 from surefoot.interop.trl.rewards import OWN, Rewards, set_rewards, written, written_model, written_weights
 from surefoot.method_facts.losses import GROUP_LOSSES
 
@@ -80,7 +93,8 @@ _SHARED: tuple[Row, ...] = (
     refused("min_p", None, "surefoot draws by top_p and top_k", same=(0,)),
     refused("repetition_penalty", 1.0, "a penalty would change the probabilities that the loss compares"),
     refused("generation_kwargs", None, "surefoot draws by temperature, top_p and top_k", same=({},)),
-    refused("chat_template_kwargs", None, "surefoot's templates take no settings", same=({},)),
+    carried("chat_template_kwargs", None, "data.template_arguments", template_arguments, type=group,
+            back=unless("data.template_arguments", {})),
     joint("epsilon", 0.2, ("grpo.clip_low", "grpo.clip_high"), back=lambda ours: _clip(ours, "low")),
     joint("epsilon_high", None, ("grpo.clip_high",), "epsilon if not given", type=number,
           back=lambda ours: _clip(ours, "high")),

@@ -10,13 +10,13 @@ from surefoot.data.formats import Turn
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.turns import TurnMarks
-from surefoot.families.templates import is_users_own
 from surefoot.methods.environments.multi_turn import ENVIRONMENT, MultiTurn
 from surefoot.methods.environments.opened import Environment, open_environment
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.method import Notify
 from surefoot.methods.rewards.terms import Reward
 from surefoot.methods.rollouts import Totals
+from surefoot.methods.sources import template_in_use
 from surefoot.methods.waiting import WaitReporter
 from surefoot.planning.plan import TokenizerPlan
 from surefoot.system.errors import Fault, InputError
@@ -44,8 +44,8 @@ def turn_marks(
         raise InputError(Fault("data.template", what, fix, code="SF-ENVIRONMENT"))
     (name,) = written
     encoder = TextEncoder(tokenizer)
-    asked = config.data.template
-    template = make_template(asked if is_users_own(asked) else name, encoder, tokens.stop.value)
+    planned = tokens.template.value if config.data.template_arguments else name
+    template = make_template(template_in_use(config, planned), encoder, tokens.stop.value)
     marks = TurnMarks(template, encoder, tokens.bos_id if tokens.bos.value else None)
     marks.after_answer([Turn(role, "A")])
     return marks

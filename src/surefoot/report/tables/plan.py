@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.config.keys import all_keys
+from surefoot.families.templates import IN_CONFIG, is_jinja
 from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import OFF, PLAIN, Choice, ParallelPlan, RunPlan
@@ -123,7 +124,7 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     if tokens.bos_scale.value != 1:
         yield _row("bos.scale", tokens.bos_scale)
     yield _row("tokenizer.stop", tokens.stop)
-    yield _row("template", tokens.template)
+    yield _row("template", tokens.template, IN_CONFIG if is_jinja(tokens.template.value) else "")
     yield _row("max_length", tokens.max_length)
     yield from _adapter_rows(plan)
     yield from _balance_rows(plan)
