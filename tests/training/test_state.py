@@ -75,6 +75,21 @@ def test_ties_of_a_metric_go_to_the_lower_loss(monkeypatch):
     assert walk(Goal("m"), reports).best == Best(0, 0.0, 5.0)  # twin: the untrained model wins
 
 
+@pytest.mark.parametrize("goal", ["reward", "loss"])
+@pytest.mark.parametrize(("first", "best"), [(0, 2), (1, 1)])
+def test_weights_as_good_as_the_untrained_are_published_after_training(goal, first, best):
+    """Where answers are drawn the loss is minus the reward, so both tie. Between trained weights, the twin, the first
+    stays."""
+    reports = [report(step, -0.5, reward=0.5) for step in (first, 2, 4)]
+    state = walk(Goal(goal), reports)
+    assert state.best is not None
+    assert state.best.step == best
+    assert state.stale == 2
+    better = walk(Goal(goal), [report(0, -0.5, reward=0.5), report(2, -0.25, reward=0.25)])
+    assert better.best is not None
+    assert better.best.step == 0  # worse than untrained: that is told
+
+
 def test_a_better_metric_needs_no_lower_loss():
     assert walk(Goal("m"), [report(1, 1.0, m=0.1), report(2, 9.0, m=0.2)]).best == Best(2, 0.2, 9.0)
 

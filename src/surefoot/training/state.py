@@ -32,8 +32,13 @@ class Best:
     loss: float | None = None
 
     def loses_tie(self, value: float, loss: float | None) -> bool:
-        """Whether an evaluation with this value and loss ties and has the lower loss."""
-        return value == self.value and loss is not None and (self.loss is None or loss < self.loss)
+        """Whether an evaluation with this value and loss ties and has the lower loss; if the losses are equal, too,
+        whether this one is of step 0, so that weights as good as the untrained are published after training."""
+        if value != self.value:
+            return False
+        if loss == self.loss:  # also if neither has one, because the goal is the loss
+            return self.step == 0
+        return loss is not None and (self.loss is None or loss < self.loss)
 
 
 # What a run spends time on outside of optimizer steps.
@@ -121,8 +126,8 @@ class RunState:
         return self.guard.consecutive == 0
 
     def after_evaluation(self, report: EvalReport, goal: Goal, min_delta: float) -> RunState:
-        """Return the state after an evaluation. Any improvement, or a tie with a lower loss, becomes the new best; only
-        an improvement by more than min_delta resets `stale`."""
+        """Return the state after an evaluation. Any improvement, or a tie that is won, becomes the new best; only an
+        improvement by more than min_delta resets `stale`."""
         value, loss = goal.value(report), goal.loss_of(report)
         gain = goal.gain(value, None if self.best is None else self.best.value)
         tie_won = self.best is not None and self.best.loses_tie(value, loss)
