@@ -708,7 +708,7 @@ def test_a_function_of_the_user_is_asked_once_for_each_record(run, file, tmp_pat
 
 def test_faults_of_all_batches_are_told_together(run, tmp_path, monkeypatch):
     """And a file that is no JSON to its end is told before them."""
-    monkeypatch.setattr(reading, "_BATCH", 4)
+    monkeypatch.setattr(reading, "BATCH", 4)
     values = records(20)
     for place in (2, 13):
         values[place]["output"] = ""
@@ -725,7 +725,7 @@ def test_faults_of_all_batches_are_told_together(run, tmp_path, monkeypatch):
 
 
 def test_another_template_reads_the_records_once_more(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_BATCH", 4)
+    monkeypatch.setattr(reading, "BATCH", 4)
     dialogue = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
     file = write(tmp_path / "d.jsonl", [{"messages": dialogue[:2]}] * 9 + [{"messages": dialogue}])
     data = run(file, template="alpaca", template_fallbacks=("vicuna",))

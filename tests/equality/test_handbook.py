@@ -98,6 +98,14 @@ def test_records_ids_and_rates(config):
     assert found.config["checkpoint"]["every"] == "1 epoch"
 
 
+def test_values_of_variables_are_read_where_the_column_is_selected(config):
+    config["dataset_mixture"]["datasets"][0]["columns"] = ["messages", "chat_template_kwargs"]
+    first, second = translated(config).config["data"]["train"]
+    assert first["columns"] == {"chat_template_kwargs": "chat_template_kwargs"}
+    assert first["format"] == "messages"
+    assert "columns" not in second
+
+
 def test_twin_with_all_columns_the_prompt_would_count(config):
     for entry in config["dataset_mixture"]["datasets"]:
         del entry["columns"]
@@ -109,7 +117,6 @@ def test_twin_with_all_columns_the_prompt_would_count(config):
     "wrong",
     [
         {"weight": 1.5},
-        {"columns": ["messages", "chat_template_kwargs"]},
         {"split": "train[5:]"},
         {"id": None},
         {"share": 1},

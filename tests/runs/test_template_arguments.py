@@ -114,3 +114,24 @@ def test_what_a_template_does_not_read_is_refused(place, tmp_path):
         with raises_fault("SF-DATA-TEMPLATE", "data.template_arguments"):
             make_plan(config(place, tmp_path / "run", **data), measure=False)
     assert make_plan(config(place, tmp_path / "run", template_arguments=FAST), measure=False)
+
+
+def test_a_records_own_values_are_those_that_transformers_gets(place, tmp_path, monkeypatch):
+    """As TRL passes a record's `chat_template_kwargs`; records without any have none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own = [TONE, {}, {"tone": "calm", "depth": [1, "x"], "greeting": "hi", "messages": []}, None]
+    rows = [{**ROWS[0], "chat_template_kwargs": one} for one in own] + [ROWS[0]]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    source = {"path": str(tmp_path / "own.json"), "columns": {"chat_template_kwargs": "chat_template_kwargs"}}
+    found = prepared(config(place, tmp_path / "run", train=source, template=MARKED))
+    given = [{key: value for key, value in (one or {}).items() if key != "messages"} for one in (*own, {})]
+    expected = [rendered(place, ROWS[0]["messages"], chat_template=MARKED, **one) for one in given]
+    assert [ids[: len(one)] for ids, one in zip(expected, found, strict=True)] == found
+    assert found[0] != found[1] == found[3] == found[4] != found[2]  # twin: without values another text
+    unread = prepared(config(place, tmp_path / "unread", train=source["path"], template=MARKED))
+    assert len(set(map(tuple, unread))) == 1  # only where the source names the column
+    named = config(place, tmp_path / "named", train=source, template="chatml")
+    tokens = make_plan(named, measure=False).tokenizer
+    data = prepare_examples(named, tokens, planned_tokenizer(Path(named.model.path), tokens))
+    assert len({tuple(data.train[place].ids.tolist()) for place in range(5)}) == 1
+    assert any("chat_template_kwargs" in note for note in data.audit.source.notes)  # which has no variables

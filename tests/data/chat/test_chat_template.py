@@ -224,7 +224,7 @@ def test_the_sandbox_renders_like_transformers(llama3, source):
 
 
 def test_twin_without_the_rendering_check_misses_a_rewritten_text(llama3, monkeypatch):
-    monkeypatch.setattr(chat_template, "_contents", lambda pieces, texts, rendered: list(texts))
+    monkeypatch.setattr(chat_template, "contents_between", lambda pieces, texts, rendered: list(texts))
     tokenizer = with_template(llama3, THINKING)
     pairs = (("user", "Two and two?"), ("assistant", "<think> easy </think>Four."))
     assert encode_one(tokenizer, pairs)[0].ids.tolist() != reference(tokenizer, pairs, prompt=False)

@@ -19,6 +19,7 @@ import pytest
 from helpers.tiers import representatives
 from surefoot.data.formats import Conversation, ToolCall, Turn
 from surefoot.data.formats import reader as reading
+from surefoot.data.formats.spool import spooled
 from surefoot.data.sources import text as text_pieces
 from surefoot.data.sources.records import open_file, parse_bytes, read_rows
 from surefoot.data.tokenize import cache
@@ -185,7 +186,7 @@ def test_batches_of_any_size_are_the_same_bytes(tmp_path):
 
 
 def test_batches_hold_so_many_conversations(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_BATCH", 4)
+    monkeypatch.setattr(reading, "BATCH", 4)
     path = tmp_path / "d.jsonl"
     path.write_text("".join(f'{{"instruction": "q{n}", "output": "{{{{name}}}}"}}\n' for n in range(10)))
     found = reading.Reading(open_file(path), "answers", 9)
@@ -197,7 +198,7 @@ def test_batches_hold_so_many_conversations(tmp_path, monkeypatch):
 
 def _without_pictures(one: dict) -> dict:
     """As conversations were before they could have some: what runs learned from goes on having its digest."""
-    del one["images"], one["pictures"], one["record"]
+    del one["images"], one["pictures"], one["record"], one["arguments"]
     for turn in one["turns"]:
         del turn["images"], turn["thought"]
     return one
@@ -211,7 +212,7 @@ def test_conversations_come_back_from_the_disk_as_they_were():
         Turn("tool", "r", call="id", tool="f"),
     )
     whole = [[Conversation(turns, 3, 30, (tool,), True), Conversation((Turn("text", "t"),))], [Conversation(turns[:1])]]
-    with reading.spooled(iter(whole)) as found:
+    with spooled(iter(whole)) as found:
         listed = [one for batch in whole for one in batch]
         for _ in range(2):
             assert [one for batch in found.again() for one in batch] == listed

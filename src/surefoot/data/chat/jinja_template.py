@@ -31,6 +31,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from surefoot.data.chat import render as chat_jinja
+from surefoot.data.chat.render import contents_between
 from surefoot.data.chat.turn_by_turn import drops_thoughts, lay_out_rendered
 from surefoot.data.formats import IMAGE, Conversation, RowFault, Turn
 from surefoot.data.tokenize.segments import Piece, Segment, Template, TextEncoder, require_turns
@@ -44,6 +45,7 @@ _ENDS_OTHERWISE = (
 )
 _DROPS_THOUGHTS = "the chat template removes the reasoning of an answer that another follows: it is learned without it"
 _PROBE = ("user", "assistant", "user", "assistant")
+_MOST = 1000  # values of variables whose frames are kept
 
 
 def make_chat_template(encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
@@ -90,13 +92,13 @@ def _template(name: str, source: str, encoder: TextEncoder, stop_ids: Sequence[i
         name,
         identity=repr((source, sorted(tokens.items()), *parts)),
         stop_ids=chat.stop_ids,
-        segments=chat.segments,
+        segments=lambda one: chat.of(one).segments(one),
         jinja=chat.with_bos,
         notes=(f"the chat template prints today's date; {chat_jinja.TODAY:%d %b %Y} is always used instead",) * dated,
         dialogue_notes=(notes := chat.dialogue_notes()),
         last_stops=_ENDS_OTHERWISE in notes,
         repeats_bos=chat.repeats_bos(),
-        at_once=chat.at_once,
+        at_once=lambda one, prompt: chat.of(one).at_once(one, prompt),
     )
 
 
@@ -134,10 +136,22 @@ class _Found(NamedTuple):
 @dataclass
 class _Chat:
     source: str
-    tokens: dict[str, str]
+    tokens: dict[str, Any]
     encoder: TextEncoder
     stop_ids: tuple[int, ...]
     _frames: dict[tuple[str, ...], _Frame] = field(default_factory=dict)
+    _others: dict[str, _Chat] = field(default_factory=dict)
+
+    def of(self, conversation: Conversation) -> _Chat:
+        """Return the template with the values that the record gives its variables."""
+        if not (arguments := conversation.arguments):
+            return self
+        if arguments not in self._others:
+            if len(self._others) >= _MOST:
+                self._others.clear()
+            variables = self.tokens | json.loads(arguments)
+            self._others[arguments] = _Chat(self.source, variables, self.encoder, self.stop_ids)
+        return self._others[arguments]
 
     @cached_property
     def parts(self) -> chat_jinja.Parts:
@@ -223,7 +237,7 @@ class _Chat:
         for check in frame.checks:
             rendered = self.render(turns[: check.turns], check.generation_prompt)
             # Templates may treat a text differently from a placeholder (remove its reasoning), so each is compared.
-            found = _contents(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
+            found = contents_between(check.pieces, [turn.text for turn in turns[: check.turns]], rendered)
             if found is None:
                 return self._rendered(conversation)
             contents += found[check.since :]
@@ -241,7 +255,7 @@ class _Chat:
         if self._takes_rendering(conversation):
             return self._rendered(conversation)
         pieces = self._split(_placeholders(turn.role for turn in turns), generation_prompt)
-        contents = _contents(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
+        contents = contents_between(pieces, [turn.text for turn in turns], self.render(turns, generation_prompt))
         if contents is None:
             return self._rendered(conversation)
         segments = [Segment(pieces[0], 0)]
@@ -384,17 +398,3 @@ def _prompt_segments(pieces: Sequence[str], done: int, closing: str) -> list[Seg
     for place in range(done, len(pieces) - 1):
         segments += [Segment("", place, content=True), Segment(pieces[place + 1], place)]
     return segments
-
-
-def _contents(pieces: Sequence[str], texts: Sequence[str], rendered: str) -> list[str] | None:
-    """Return each text as rendered between the pieces: unchanged or stripped. None if it is neither."""
-    found: list[str] = []
-    position = len(pieces[0]) if rendered.startswith(pieces[0]) else -1
-    for text, after in zip(texts, pieces[1:], strict=True):
-        forms = (text, text.strip(), text.lstrip(), text.rstrip())
-        form = next((form for form in forms if position >= 0 and rendered.startswith(form + after, position)), None)
-        if form is None:
-            return None
-        found.append(form)
-        position += len(form) + len(after)
-    return found if position == len(rendered) else None

@@ -49,14 +49,14 @@ class TemplateFault(RowFault):
 def render(
     source: str,
     turns: Sequence[Turn],
-    tokens: Mapping[str, str],
+    tokens: Mapping[str, Any],
     generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] = (),
     parts: Parts = "never",
 ) -> str:
     """Render the turns to text.
 
-    tokens: names such as bos_token and their text.
+    tokens: names such as bos_token and their text, and values of other variables.
     tools: definitions in OpenAI's format.
     parts: which contents are lists of parts, as templates of vision-language models expect; others are texts, with
         U+FDD0 for a picture.
@@ -64,11 +64,11 @@ def render(
     Raises TemplateFault with the template's line for every error in it.
     """
     variables = {
+        "documents": None,
+        **tokens,
         "messages": messages(turns, parts),
         "add_generation_prompt": generation_prompt,
         "tools": [dict(tool) for tool in tools] or None,
-        "documents": None,
-        **tokens,
     }
     try:
         return render_limited(_compile(source), variables)
@@ -186,3 +186,17 @@ def _parts(text: str) -> list[dict[str, str]]:
         found += [{"type": "image"}] if number else []
         found += [{"type": "text", "text": part}] if part else []
     return found or [{"type": "text", "text": ""}]
+
+
+def contents_between(pieces: Sequence[str], texts: Sequence[str], rendered: str) -> list[str] | None:
+    """Return each text as rendered between the pieces: unchanged or stripped. None if it is neither."""
+    found: list[str] = []
+    position = len(pieces[0]) if rendered.startswith(pieces[0]) else -1
+    for text, after in zip(texts, pieces[1:], strict=True):
+        forms = (text, text.strip(), text.lstrip(), text.rstrip())
+        form = next((form for form in forms if position >= 0 and rendered.startswith(form + after, position)), None)
+        if form is None:
+            return None
+        found.append(form)
+        position += len(form) + len(after)
+    return found if position == len(rendered) else None

@@ -172,6 +172,7 @@ class Conversation:
     pictures: the pictures of all `IMAGE`s in the texts, in order, after their files were opened.
     record: for a prompt, all fields of its record, which reward functions may use.
     tokens: the record's own token ids; its only turn is then empty.
+    arguments: values of the template's variables, as JSON; "" for none.
     """
 
     turns: tuple[Turn, ...]
@@ -183,6 +184,7 @@ class Conversation:
     pictures: tuple[Picture, ...] = ()
     record: Mapping[str, Any] | None = None
     tokens: Tokens | None = None
+    arguments: str = ""
 
 
 _FIRST = ("user",)

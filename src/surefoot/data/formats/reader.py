@@ -8,14 +8,10 @@ last record was read (`RowFaults`).
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -25,7 +21,6 @@ from surefoot.data.formats import (
     FormatScan,
     Reader,
     RowFault,
-    ToolCall,
     Turn,
     conversations_of,
     retag,
@@ -33,7 +28,8 @@ from surefoot.data.formats import (
 from surefoot.data.formats.conversation import MARK
 from surefoot.data.formats.preference import AS_TURNS, read_judged, read_preference, read_prompt, unsplit
 from surefoot.data.formats.registry import Record, read_text
-from surefoot.data.formats.supervised import read_messages
+from surefoot.data.formats.spool import BATCH, Batches
+from surefoot.data.formats.supervised import ARGUMENTS, read_messages, template_arguments
 from surefoot.data.sources.records import Kind, Row, Source, read_rows
 from surefoot.data.sources.tables import as_files
 from surefoot.method_facts.methods import FORMATS, methods_for
@@ -41,8 +37,6 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few
 
 CUSTOM = "custom"
-_BATCH = 1024  # conversations per batch
-Batches = Iterator[list[Conversation]]
 _PLACEHOLDER = re.compile(r"\{\{ ?\w+ ?\}\}")
 _SHORT = 80  # maximum characters of an example prompt
 _FIRST_WORDS = 5  # words of a plain text used as an example prompt
@@ -140,7 +134,7 @@ class Reading:
     rows: number of records in the file.
     used: number of records used, from the start of the file.
     texts: all records are plain texts.
-    several: some conversation has more than one answer.
+    several: some conversation has more than one answer. arguments: some has values for the template's variables.
     placeholders, placeholder, example_prompt: see `SourceFacts`.
     """
 
@@ -170,7 +164,7 @@ class Reading:
         self._first: Row | None = None
         self._begins_with_text = False
         self.rows = self.used = 0
-        self.texts, self.several = True, False
+        self.texts, self.several, self.arguments = True, False, False
         self.placeholders: list[tuple[int, int]] = []
         self.placeholder = self.example_prompt = ""
 
@@ -191,7 +185,10 @@ class Reading:
             if self._scan is not None:
                 self._scan.count(row)
             try:
-                found = [completed(one, self._source) for one in conversations_of(row, read)]
+                arguments = template_arguments(row.value) if ARGUMENTS in self._source.columns else ""
+                found = [
+                    replace(completed(one, self._source), arguments=arguments) for one in conversations_of(row, read)
+                ]
             except RowFault as fault:
                 faults.note(row, fault)
                 continue
@@ -207,7 +204,7 @@ class Reading:
             if self._texts_alone:
                 dialogue = next((one for one in found if one.turns[0].role != "text"), None)
             batch += found
-            if len(batch) >= _BATCH:
+            if len(batch) >= BATCH:
                 self._note(batch)
                 yield batch
                 batch = []
@@ -247,7 +244,8 @@ class Reading:
     @property
     def unused(self) -> tuple[str, ...]:
         """Names of the fields that are not read."""
-        return self._scan.unused if self._scan is not None else ()
+        unused = self._scan.unused if self._scan is not None else ()
+        return tuple(name for name in unused if name != ARGUMENTS or name not in self._source.columns)
 
     @property
     def _better_alone(self) -> bool:
@@ -275,68 +273,11 @@ class Reading:
     def _note(self, batch: list[Conversation]) -> None:
         self.texts = self.texts and all(turn.role == "text" for one in batch for turn in one.turns)
         self.several = self.several or any(sum(turn.role == "assistant" for turn in one.turns) > 1 for one in batch)
+        self.arguments = self.arguments or any(one.arguments for one in batch)
         places, placeholder = _find_placeholders(batch)
         self.placeholders += places
         self.placeholder = self.placeholder or placeholder
         self.example_prompt = self.example_prompt or find_example_prompt(batch)
-
-
-@dataclass(frozen=True)
-class Spooled:
-    """Conversations stored in a temporary file.
-
-    digest: hash of all conversations.
-    again: read all of them from the start.
-    """
-
-    digest: str
-    again: Callable[[], Batches]
-
-
-@contextmanager
-def spooled(batches: Batches) -> Iterator[Spooled]:
-    """Store conversations in a temporary file, which is deleted when the block ends. A user's function is called only
-    once per record, because it may return something else the next time."""
-    digest, separator = hashlib.sha256(), "["
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n") as file:
-        for one in itertools.chain.from_iterable(batches):
-            value = _without_empty(asdict(replace(one, record=None)))
-            digest.update((separator + json.dumps(value, sort_keys=True, ensure_ascii=False)).encode())
-            separator = ", "
-            file.write(json.dumps({**value, "record": one.record}, default=str) + "\n")
-        digest.update(b"]")
-
-        def again() -> Batches:
-            file.seek(0)
-            while batch := [_conversation(json.loads(line)) for line in itertools.islice(file, _BATCH)]:
-                yield batch
-
-        yield Spooled(digest.hexdigest(), again)
-
-
-def _conversation(value: dict[str, Any]) -> Conversation:
-    """Rebuild a conversation from its `asdict` form."""
-    turns = [
-        Turn(
-            **{
-                **turn,
-                "calls": tuple(ToolCall(**call) for call in turn["calls"]),
-                "images": tuple(turn.get("images", ())),
-            }
-        )
-        for turn in value["turns"]
-    ]
-    images = tuple(value.get("images", ()))
-    return Conversation(**{**value, "turns": tuple(turns), "tools": tuple(value["tools"]), "images": images})
-
-
-_LATER = ("thought", "images", "pictures", "record")  # fields added later
-
-
-def _without_empty(value: dict[str, Any]) -> dict[str, Any]:
-    """Remove empty fields that older versions did not have, so that digests stay the same."""
-    turns = [{name: item for name, item in turn.items() if name not in _LATER or item} for turn in value["turns"]]
-    return {name: item for name, item in value.items() if name not in _LATER or item} | {"turns": turns}
 
 
 def _find_placeholders(conversations: Iterable[Conversation]) -> tuple[list[tuple[int, int]], str]:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -109,6 +110,17 @@ def _path(part: Mapping[str, Any], number: int) -> str:
         what = f"has a picture as part {number} of 'content' that is not one path ({kind_of(path)})"
         raise RowFault(what, "write the path of its file", "SF-DATA-PICTURE")
     return path
+
+
+ARGUMENTS = "chat_template_kwargs"  # TRL's field for values of the chat template's variables
+
+
+def template_arguments(record: Mapping[str, Any]) -> str:
+    """Return the values that the record gives the template's variables, as JSON; "" for none."""
+    found = record.get(ARGUMENTS)
+    if found is not None and not isinstance(found, dict):
+        raise RowFault(f"has {kind_of(found)} in {ARGUMENTS!r}, where an object is required")
+    return json.dumps(found, sort_keys=True, ensure_ascii=False) if found else ""
 
 
 _CALL = "call"

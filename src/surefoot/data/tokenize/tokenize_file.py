@@ -19,7 +19,9 @@ from typing import Any
 
 from surefoot.data.chat.templates import make_template, template_for_all, templates_to_try
 from surefoot.data.formats import Conversation, RowFault
-from surefoot.data.formats.reader import CUSTOM, Batches, Reading, each_row, reader_with, spooled
+from surefoot.data.formats.reader import CUSTOM, Reading, each_row, reader_with
+from surefoot.data.formats.spool import Batches, spooled
+from surefoot.data.formats.supervised import ARGUMENTS
 from surefoot.data.sources.records import Source, rows_per_item
 from surefoot.data.tokenize.cache import Written, cache_key, open_cache, write_cache
 from surefoot.data.tokenize.dataset import SourceFacts, TokenizedFile
@@ -33,6 +35,7 @@ from surefoot.system.errors import Fault, InputError
 
 ReadRecord = Callable[[dict[str, Any]], Any]
 Records = Callable[[], tuple[Reading, Batches]]
+_WITHOUT_VARIABLES = f"{ARGUMENTS} of the records is not read: a named template has no variables"
 _STAGES = " or ".join(name for name, method in METHODS.items() if method.pictures)
 
 
@@ -251,7 +254,11 @@ def _record(reading: Reading, template: Template, fault: str, dropped: list[tupl
         "used": reading.used,
         "dropped": [list(place) for place in dropped],
         "unused": list(reading.unused),
-        "notes": [*template.notes, *(template.dialogue_notes if reading.several else ())],
+        "notes": [
+            *template.notes,
+            *(template.dialogue_notes if reading.several else ()),
+            *((_WITHOUT_VARIABLES,) if reading.arguments and find_row(template.name) else ()),
+        ],
         "placeholders": [list(place) for place in reading.placeholders],
         "placeholder": reading.placeholder,
         "example_prompt": reading.example_prompt,

@@ -167,15 +167,17 @@ def _mixture(draft: Draft, setting: str) -> list[Any]:
     return sources or ["?"]
 
 
+_VALUES = "chat_template_kwargs"
+
+
 def _columns(selected: Any) -> dict[str, Any]:
-    """Return the format of records that keep only these columns, which other columns would make another. Raises
-    Refusal for columns that surefoot does not read."""
+    """Return the format of records that keep only these columns, which other columns would make another, and the
+    column of values for the template's variables, which surefoot reads where it is named."""
     names = set(selected or ())
-    if "chat_template_kwargs" in names:
-        raise Refusal("columns: chat_template_kwargs are settings of a template for each record, which surefoot lacks")
+    more = {"columns": {_VALUES: _VALUES}} if _VALUES in names else {}
     if "prompt" not in names and "messages" in names:
-        return {"format": "messages"}
-    return {"format": "preference"} if {"chosen", "rejected"} <= names else {}
+        return {"format": "messages", **more}
+    return {"format": "preference", **more} if {"chosen", "rejected"} <= names else more
 
 
 def _weighed(weight: Any) -> dict[str, Any]:
