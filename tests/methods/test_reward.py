@@ -18,7 +18,8 @@ from helpers.tiny_models import tiny_llama
 from surefoot.commands.push import pushed_files
 from surefoot.evaluate.reward import measure_reward, reward_to_json
 from surefoot.methods import reward as stage_reward
-from surefoot.methods.open_model import open_for_use, open_reward
+from surefoot.methods.open_model import open_for_use
+from surefoot.methods.open_reward import open_reward
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking, evaluated_ranking
 from surefoot.models.load import load_model

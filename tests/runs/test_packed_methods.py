@@ -17,7 +17,8 @@ from surefoot.evaluate import loss as measured_rows
 from surefoot.evaluate.loss import measure_loss
 from surefoot.evaluate.reward import measure_reward
 from surefoot.methods import reference
-from surefoot.methods.open_model import open_for_use, open_reward
+from surefoot.methods.open_model import open_for_use
+from surefoot.methods.open_reward import open_reward
 from surefoot.methods.requests import DataRequest
 from surefoot.models import forward as documents
 from surefoot.planning.plan import Choice

@@ -142,7 +142,7 @@ def reward(
 
     from surefoot.evaluate.loss import as_evaluated
     from surefoot.evaluate.reward import measure_reward, reward_to_json
-    from surefoot.methods.open_model import open_reward
+    from surefoot.methods.open_reward import open_reward
     from surefoot.report.calibration import calibration_bins, calibration_picture
     from surefoot.report.pictures.plots import png
     from surefoot.report.tables.evaluation import calibration_table, reward_lines

@@ -224,7 +224,8 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSo
         files.append((file, facts))
         if left is not None and (left := left - facts.used) == 0:
             if unread := [source.name for source in sources[place:]]:
-                files[-1] = (file, replace(facts, notes=(*facts.notes, _not_read(unread))))
+                note = f"files not read, because max_samples was reached before them: {first_few(unread, _NAMED)}"
+                files[-1] = (file, replace(facts, notes=(*facts.notes, note)))
             break
     name = files[0][1].file if len(files) == 1 else f"{spec.path} ({len(files)} files)"
     examples = of_files((file for file, _ in files), settings.processor)
@@ -237,10 +238,6 @@ def _load(spec: SourceSpec, settings: TokenizeSettings, cache: Path) -> LoadedSo
             Fault("data.max_length", f"{what}{settings.max_length} tokens", "raise it", code="SF-DATA-LENGTH")
         )
     return LoadedSource(spec, name, tuple(files), examples)
-
-
-def _not_read(names: Sequence[str]) -> str:
-    return f"files not read, because max_samples was reached before them: {first_few(names, _NAMED)}"
 
 
 def _audits(
@@ -289,9 +286,8 @@ def _by_file(one: LoadedSource) -> list[tuple[SourceFacts, TokenizedDataset]]:
 def _main_template(loaded: Sequence[LoadedSource], settings: TokenizeSettings) -> Template:
     """Return the template of the first file with turns, or of the first file if all are plain texts."""
     files = [facts for one in loaded for _, facts in one.files]
-    return settings.template_called(
-        next((facts for facts in files if facts.layout not in WITHOUT_TURNS), files[0]).template
-    )
+    with_turns = (facts for facts in files if facts.layout not in WITHOUT_TURNS)
+    return settings.template_called(next(with_turns, files[0]).template)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from surefoot.evaluate.loss import (
     read_evaluation_data,
 )
 from surefoot.methods.losses.reward import reward_objective
-from surefoot.methods.open_model import OpenReward
+from surefoot.methods.open_reward import OpenReward
 from surefoot.methods.provenance import saved_config
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward import Ranking

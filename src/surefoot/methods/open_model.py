@@ -1,7 +1,6 @@
 """Open whatever a user names: base model, adapter, run, checkpoint, merged model or reward model.
 
     opened = open_for_use("runs/one")               # ready to generate
-    scorer = open_reward("runs/reward")             # ready to score
 
 A run folder's plan.json records how its model was trained: template, BOS, stop tokens, dtype. For other models the
 planner decides as it would before training, so that a model is prompted the same way before and after.
@@ -41,12 +40,7 @@ from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
 from surefoot.models.value_head import (
-    ScoredModel,
-    ValueHead,
     has_value_head,
-    load_value_head,
-    value_head_tensors,
-    value_width,
 )
 from surefoot.planning.environment import plan_threads
 from surefoot.planning.notes import Notes
@@ -373,36 +367,3 @@ def _written(own: PreTrainedTokenizerBase, plan: RunPlan | None) -> list[tuple[s
         for text, number in own.get_vocab().items()
         if number not in added or number in marks or text in named
     ]
-
-
-@dataclass(frozen=True)
-class OpenReward:
-    """A reward model that is ready to score.
-
-    model: in eval mode, its head in fp32.
-    opened: the language model in it; the value head is in its `trained`.
-    """
-
-    model: ScoredModel
-    opened: OpenModel
-
-
-def open_reward(
-    path: str, adapter: str | None = None, *, dtype: DType | None = None, in_run: bool = False
-) -> OpenReward:
-    """Open a reward model.
-
-    path: folder or hub id of a whole model, or of an adapter, which records its base.
-    adapter: an adapter with a value head to put over `path`.
-    dtype: dtype of the base; None: as in training.
-    in_run: as for `open_for_use`.
-
-    Raises InputError for a model without a value head, before weights are read, and for the errors of `open_for_use`.
-    """
-    base, saved = find_parts(path, adapter)
-    value_head_tensors(saved.folder if saved else base)
-    opened = open_for_use(path, adapter, scored=True, held=dtype, in_run=in_run)
-    head = ValueHead(value_width(opened.model))
-    load_value_head(head, opened.trained)
-    head.to(next(opened.model.parameters()).device)
-    return OpenReward(ScoredModel(opened.model, head).eval(), opened)

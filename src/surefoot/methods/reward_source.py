@@ -16,7 +16,8 @@ from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenize.segments import TextEncoder
-from surefoot.methods.open_model import OpenReward, find_parts, open_reward, saved_bos_scale
+from surefoot.methods.open_model import find_parts, saved_bos_scale
+from surefoot.methods.open_reward import OpenReward, open_reward
 from surefoot.methods.provenance import saved_plan
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import base_fingerprint

@@ -38,8 +38,7 @@ from surefoot.system.messages import GIB
 _ACTIVATION = {"relu": 0, "gelu_new": 4}
 # Linear layers whose output is kept by the next operation anyway.
 _KEPT_ANYWAY = ("v_proj", "gate_proj", "up_proj", "gate_up_proj")
-# `surefoot.kernels.packed_attention.SHORT`: documents up to this length are written directly into the row by the form
-# matmul.
+# `surefoot.kernels.packed_attention.SHORT`: documents up to this length are written into the row by the form matmul.
 _SHORT = 384
 
 

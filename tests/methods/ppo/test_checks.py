@@ -14,7 +14,7 @@ import torch
 import surefoot
 from helpers.tiers import representatives
 from helpers.tiny_models import tiny_judge
-from surefoot.methods.open_model import open_reward
+from surefoot.methods.open_reward import open_reward
 
 
 @pytest.fixture(scope="module")

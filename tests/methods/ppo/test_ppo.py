@@ -25,7 +25,8 @@ from surefoot.data.batching.batch import Batch
 from surefoot.data.batching.rollouts import Episode, episode_batches
 from surefoot.families.files import TOKENIZER_FILES
 from surefoot.methods.losses.ppo import PpoSettings, ppo_objective
-from surefoot.methods.open_model import open_for_use, open_reward
+from surefoot.methods.open_model import open_for_use
+from surefoot.methods.open_reward import open_reward
 from surefoot.methods.ppo import start as ppo_start
 from surefoot.methods.ppo.memory import Average
 from surefoot.methods.ppo.task import actor_logits, critic_values

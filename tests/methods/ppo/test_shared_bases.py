@@ -25,7 +25,7 @@ from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
 from surefoot.data.batching.batch import Batch
 from surefoot.methods import table as kinds
-from surefoot.methods.open_model import open_reward
+from surefoot.methods.open_reward import open_reward
 from surefoot.methods.ppo import models
 from surefoot.models.shared_backbone import SharedBackbone
 from surefoot.planning.plan import Choice

@@ -14,16 +14,13 @@ Written for the DeepSpeed version in `constraints.txt`, because it uses private 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from surefoot.models.decoder import decoder_layers
-from surefoot.models.forward import language_models
 from surefoot.system.libraries import import_deepspeed
 from surefoot.training.engine.base import (
     ALL,
@@ -39,6 +36,7 @@ from surefoot.training.engine.base import (
     set_rates,
 )
 from surefoot.training.engine.sharding import elementwise, require_shareable, whole_parameters
+from surefoot.training.engine.zero_hooks import fetch_by_layer, overflown, reduce_by_parameter, reduce_in_order
 from surefoot.training.engine.zero_shares import (
     Share,
     own_part,
@@ -79,7 +77,7 @@ class DeepSpeedEngine(Engine):
         self._gate = Gate(elementwise(make_optimizer(self.groups), "deepspeed"))
         self.optimizer: Optimizer = self._gate  # pyright: ignore[reportAttributeAccessIssue]
         if stage == 3:
-            _fetch_by_layer(deepspeed, model)
+            fetch_by_layer(deepspeed, model)
         self.config = deepspeed_config(
             stage=stage,
             offload=offload,
@@ -92,9 +90,9 @@ class DeepSpeedEngine(Engine):
             model=model, optimizer=self._gate, config=self.config, dist_init_required=False
         )
         self._zero = self._engine.optimizer
-        self._hooks = _reduce_by_parameter(self._zero) if stage == 3 else []
+        self._hooks = reduce_by_parameter(self._zero) if stage == 3 else []
         if stage == 2:
-            _reduce_in_order(self._zero, list(self.parameters.values()))
+            reduce_in_order(self._zero, list(self.parameters.values()))
         self._pending = False  # whether there are gradients since the last step
         self._reduced = False
         self._forget()
@@ -141,7 +139,7 @@ class DeepSpeedEngine(Engine):
             return  # DeepSpeed's step requires a backward pass before it
         if not self._reduced:
             self.reduce()
-        with _overflown(self._zero, self._stage):
+        with overflown(self._zero, self._stage):
             self._zero.step()  # the gate is closed: clears buffers, updates nothing
         self._forget()
 
@@ -275,86 +273,6 @@ class Gate(torch.optim.Optimizer):
             ]
             part.step()
             part.param_groups = groups
-
-
-@contextmanager
-def _overflown(zero: Any, stage: int) -> Iterator[None]:
-    """Context in which DeepSpeed's step takes the gradients for overflown and only clears its buffers. A step without
-    an update would overwrite the model with DeepSpeed's fp32 weights, also while a comparison of two passes has other
-    weights in it."""
-
-    def overflow(*_: bool, **__: bool) -> None:
-        zero.overflow = True
-
-    check = "_overflow_check_and_loss_scale_update" if stage == 3 else "check_overflow"
-    setattr(zero, check, overflow)
-    before = getattr(zero, "check_grad_overflow", None)  # of stages 1 and 2: whether they look
-    zero.check_grad_overflow = True
-    try:
-        yield
-    finally:
-        zero.check_grad_overflow = before
-        delattr(zero, check)
-
-
-def _fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
-    """Make stage 3 gather a decoder layer as one unit. Otherwise a weight is empty outside of its module's forward, but
-    PEFT's DoRA computes norms from weights of several modules of a layer."""
-    layers = {type(layer) for inner in language_models(model) for layer in decoder_layers(inner)}
-    if layers:
-        deepspeed.utils.set_z3_leaf_modules(model, list(layers))
-    for inner in language_models(model):
-        inner.get_input_embeddings().register_forward_hook(_with_gradient)
-
-
-def _reduce_by_parameter(zero: Any) -> list[RemovableHandle]:
-    """Reduce each parameter's gradient when it is complete; returns the hooks. DeepSpeed would reduce a unit's
-    gradients when the unit's backward ends. A layer used several times, such as by an actor and a critic on one
-    backbone, ends once per use, before all its gradients are complete. The order of reductions is that of the autograd
-    graph, which is the same on all ranks."""
-    for hook in zero._leaf_module_hooks:
-        hook.remove()
-    zero._leaf_module_hooks.clear()
-    return [
-        parameter.register_post_accumulate_grad_hook(zero.reduce_ready_partitions_and_remove_grads)
-        for parameters in zero.leaf_parameters.values()
-        for parameter in parameters
-        if parameter.requires_grad
-    ]
-
-
-def _reduce_in_order(zero: Any, parameters: Sequence[nn.Parameter]) -> None:
-    """Make stage 2 reduce gradients from the last parameter's to the first's, about as the backward pass completes
-    them. DeepSpeed would reduce each as soon as it is complete, and so add up different ones if two ranks complete them
-    in different orders. In a layer with fast paths the order depends on the rank's own batch."""
-    places = {id(one): place for place, one in enumerate(reversed(parameters))}
-    reduce, finish = zero.reduce_ready_partitions_and_remove_grads, zero.overlapping_partition_gradients_reduce_epilogue
-    waiting: dict[int, tuple[nn.Parameter, int]] = {}  # place -> complete gradient: its parameter and group
-    following = 0  # the place of the next one
-
-    def reduce_following(parameter: nn.Parameter, group: int) -> None:
-        nonlocal following
-        waiting[places[id(parameter)]] = parameter, group
-        while following in waiting:
-            reduce(*waiting.pop(following))
-            following += 1
-
-    def reduce_others_and_finish() -> None:
-        """At the end of a backward pass, which may have left parameters out."""
-        nonlocal following
-        for place in sorted(waiting):
-            reduce(*waiting.pop(place))
-        following = 0
-        finish()
-
-    zero.reduce_ready_partitions_and_remove_grads = reduce_following
-    zero.overlapping_partition_gradients_reduce_epilogue = reduce_others_and_finish
-
-
-def _with_gradient(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-    """Make the output of a frozen embedding require a gradient. DeepSpeed considers a layer's backward finished when
-    its input has a gradient; without one, it would finish before the layer's weights have theirs."""
-    return output.requires_grad_() if torch.is_grad_enabled() and output.is_leaf else output
 
 
 _BUCKET = 500_000_000  # elements per message; DeepSpeed's default
