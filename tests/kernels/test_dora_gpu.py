@@ -127,8 +127,32 @@ def test_a_layers_outputs_and_gradients_are_those_of_torchs_operators(bias, monk
 
 
 def test_only_16_bits_near_one_take_them(monkeypatch):
+    monkeypatch.setattr(adapters, "_gpu_kernels", lambda device: dora_gpu)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     _, z, factor = numbers(16, 8, torch.float16, 0.1)
-    assert adapters._fused(z, factor) is (dora_gpu if REAL else None)
-    monkeypatch.setattr(adapters, "_gpu_kernels", lambda: dora_gpu)
+    assert adapters._fused(z, factor) is dora_gpu
     assert adapters._fused(z, dataclasses.replace(factor, rare=None, fine=None)) is None
     assert adapters._fused(z, None) is None
+
+
+def test_they_are_tried_on_a_few_numbers_first():
+    assert dora_gpu.is_usable(torch.device(DEVICE))
+
+
+def fails(*given):
+    raise SyntaxError("an operator that this GPU lacks")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("scale_on_average_", fails),
+        ("through_factor", fails),
+        ("scale_on_average_", lambda z, factor: z),
+        ("through_factor", lambda dy, z, factor: (dy, (dy * z).sum(dim=0))),
+        ("through_factor", lambda dy, z, factor: (dora.scaled(dy, factor), (dy * z)[1:].float().sum(dim=0))),
+    ],
+)
+def test_twin_those_that_break_or_are_wrong_are_not_used(monkeypatch, name, wrong):
+    monkeypatch.setattr(dora_gpu, name, wrong)
+    assert not dora_gpu.is_usable(torch.device(DEVICE))

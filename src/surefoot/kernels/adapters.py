@@ -194,16 +194,16 @@ def _output(
 
 def _fused(tensor: torch.Tensor, factor: Factor | None) -> ModuleType | None:
     """Return the kernels that multiply this tensor by f in one pass; None where torch's operators do."""
-    return _gpu_kernels() if tensor.is_cuda and factor is not None and factor.rare is not None else None
+    return _gpu_kernels(tensor.device) if tensor.is_cuda and factor is not None and factor.rare is not None else None
 
 
 @cache
-def _gpu_kernels() -> ModuleType | None:
+def _gpu_kernels(device: torch.device) -> ModuleType | None:
     try:
         from surefoot.kernels import dora_gpu
     except ImportError:  # a torch without Triton
         return None
-    return dora_gpu if dora_gpu.is_usable() else None
+    return dora_gpu if dora_gpu.is_usable(device) else None
 
 
 def _through_factors(

@@ -19,19 +19,33 @@ import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from surefoot.kernels.dora import CYCLE, Factor
+from surefoot.kernels import dora
+from surefoot.kernels.dora import CYCLE, Factor, factors_of
 
 ROWS, COLUMNS = 16, 256  # numbers that a program holds: 4,096
 _BLOCKS = 4  # of rows, one after the other, whose sums a program keeps
 
 
-def is_usable() -> bool:
-    """Whether Triton has a driver and a compiler for what torch calls a GPU here."""
+_FEW = (3 * ROWS, 2 * COLUMNS)  # tokens and outputs of a trial
+_PLACES = 2.0**-10  # of fp16: one in the last place, relative
+
+
+def is_usable(device: torch.device) -> bool:
+    """Whether the kernels run on a device, and compute of a few numbers what torch's operators do."""
+    draws = torch.Generator().manual_seed(0)
+    dy, z = (torch.randn(*_FEW, generator=draws).to(device, torch.float16) for _ in range(2))
+    norm = 1 + torch.rand(_FEW[1], generator=draws).to(device)
+    [factor] = factors_of([(norm * (1 + 1e-3 * torch.randn(_FEW[1], generator=draws).to(device)), norm, torch.float16)])
     try:
-        triton.runtime.driver.active.get_current_target()
-    except Exception:  # of Triton's own kinds
+        outputs = scale_on_average_(z.clone(), factor)
+        dz, sums = through_factor(dy, z, factor)
+    except Exception:  # of Triton's own kinds: no driver, no compiler, an operator that this GPU lacks
         return False
-    return torch.cuda.get_device_capability() >= (7, 0)
+    return (
+        torch.allclose(outputs, dora.scale_on_average_(z.clone(), factor), rtol=_PLACES, atol=0)
+        and torch.allclose(dz, dora.scaled(dy, factor), rtol=_PLACES, atol=0)
+        and torch.allclose(sums, (dy.float() * z.float()).sum(dim=0), rtol=1e-4, atol=1e-4)
+    )
 
 
 def scale_on_average_(tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
