@@ -71,7 +71,7 @@ ALLOWED = {
         "data/tokenize/cache.py",
         "tempfile.TemporaryDirectory",
     ): "examples that no folder can be made for; gone with the process",
-    ("data/formats/reader.py", "tempfile.TemporaryFile"): "what a user's function returned; gone with the call",
+    ("data/formats/spool.py", "tempfile.TemporaryFile"): "what a user's function returned; gone with the call",
     ("interop/takeover/in_script/files.py", "open"): IN_SCRIPT,
     ("interop/takeover/in_script/files.py", "os.replace"): IN_SCRIPT,
     ("interop/takeover/in_script/handover.py", "mkdir"): IN_SCRIPT,
