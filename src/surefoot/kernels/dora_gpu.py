@@ -24,8 +24,6 @@ from surefoot.kernels.dora import CYCLE, Factor, factors_of
 
 ROWS, COLUMNS = 16, 256  # numbers that a program holds: 4,096
 _BLOCKS = 4  # of rows, one after the other, whose sums a program keeps
-
-
 _FEW = (3 * ROWS, 2 * COLUMNS)  # tokens and outputs of a trial
 _PLACES = 2.0**-10  # of fp16: one in the last place, relative
 
