@@ -1,4 +1,4 @@
-"""Open whatever a user names: base model, adapter, run, checkpoint, merged model or reward model.
+"""Open whatever a user names: base model, adapter, run, checkpoint or merged model (`open_reward`: reward model).
 
     opened = open_for_use("runs/one")               # ready to generate
 
@@ -39,9 +39,7 @@ from surefoot.models.load import layout_message, load_model, load_tokenizer
 from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
 from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open_adapter, read_adapter
-from surefoot.models.value_head import (
-    has_value_head,
-)
+from surefoot.models.value_head import has_value_head
 from surefoot.planning.environment import plan_threads
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import OFF, DType, PackedType, RunPlan, TokenizerPlan

@@ -1,6 +1,8 @@
 """Open whatever a user names as a reward model.
 
-scorer = open_reward("runs/reward")             # ready to score
+    scorer = open_reward("runs/reward")             # ready to score
+
+Everything but its value head is opened as `surefoot.methods.open_model` opens a model.
 """
 
 from __future__ import annotations

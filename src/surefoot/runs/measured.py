@@ -97,8 +97,7 @@ def measure_open_choices(
         packed = open_forms(config, model, hardware, dtype, longest_document(limit, lengths), pictures=lengths.pictures)
         if isinstance(packed, str):
             return so_far
-        asked = config.attention.deterministic != "off"
-        request = _documents_request(model, packed, lengths, dtype, hardware.kind, rows, deterministic=asked)
+        request = _documents_request(model, _tried(packed, config, hardware), lengths, dtype, hardware.kind, rows)
         return replace(so_far, documents=measured_documents(request, kept))
 
 
@@ -137,25 +136,15 @@ def attention_request(
 
 
 def _documents_request(
-    model: ModelFacts,
-    forms: Sequence[str],
-    lengths: LengthFacts,
-    dtype: DType,
-    kind: str,
-    rows: int,
-    *,
-    deterministic: bool,
+    model: ModelFacts, forms: Sequence[str], lengths: LengthFacts, dtype: DType, kind: str, rows: int
 ) -> DocumentsRequest:
     """Build the request of the packing probe, with the model's heads and documents of the data's lengths.
 
     rows: rows of a padded micro-batch, whose tokens a GPU's probe packs; a CPU's uses few.
-    deterministic: whether a GPU's probe also tries the deterministic forms.
     """
     from surefoot.planning.probes.documents import DocumentsRequest
 
     heads = (model.heads, model.kv_heads, model.head_dim)
-    if kind == "cuda" and deterministic:
-        forms = with_deterministic(forms)
     request = DocumentsRequest((*forms, PADDED), lengths.mix, *heads, dtype, kind)
     return replace(request, tokens=rows * lengths.typical) if kind == "cuda" else request
 
@@ -172,7 +161,9 @@ def _products(
     return measured_products(shapes, device, ("fp32", "bf16" if requested == "auto" else requested), kept)
 
 
-def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str) -> list[str]:
+def _attention_forms(
+    config: RunConfig, model: ModelFacts, hardware: Hardware, dtype: DType, masked: str
+) -> Sequence[str]:
     """Forms of attention to time: those that can run here; if kernels are switched by hand, on a GPU the first left."""
     request = config.attention
     if request.implementation in ("eager", "flash_attention_2") or model.without_sdpa:
@@ -188,7 +179,13 @@ def _attention_forms(config: RunConfig, model: ModelFacts, hardware: Hardware, d
         forms = left[:1] if hardware.kind == "cuda" else []
     else:
         forms = [*usable, *(["eager"] if request.implementation == "auto" else [])]
-    return with_deterministic(forms) if hardware.kind == "cuda" and request.deterministic != "off" else forms
+    return _tried(forms, config, hardware)
+
+
+def _tried(forms: Sequence[str], config: RunConfig, hardware: Hardware) -> Sequence[str]:
+    """Return the forms with their deterministic ones, where these are open."""
+    is_open = hardware.kind == "cuda" and config.attention.deterministic != "off"
+    return with_deterministic(forms) if is_open else forms
 
 
 Shape = tuple[int, int]  # inputs, outputs
