@@ -125,3 +125,23 @@ def test_damaged_files_are_named(tmp_path, name, text, code, where):
         (tmp_path / name).write_text(text)
     with raises_fault(code, tmp_path / where):
         read_tokenizer_facts(tmp_path)
+
+
+ORDINARY, CONTROL = ["<think>", "the", "<call>"], ["<|im_start|>", "<think>"]
+
+
+@pytest.mark.parametrize("eos", [None, "<|im_start|>"])
+def test_added_tokens_get_the_ids_that_transformers_gives(tmp_path, eos):
+    """Some are in the vocabulary, one is named twice."""
+    folder = real_tokenizer(tmp_path)
+    facts = read_tokenizer_facts(folder).with_added(ORDINARY, CONTROL, eos)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(ORDINARY)
+    tokenizer.add_tokens(CONTROL, special_tokens=True)
+    assert [facts.ids[token] for token in (*ORDINARY, *CONTROL)] == tokenizer.convert_tokens_to_ids(
+        [*ORDINARY, *CONTROL]
+    )
+    assert facts.size == len(tokenizer)
+    assert [facts.is_special(token) for token in ("<think>", "<call>", "<|im_start|>")] == [True, False, True]
+    assert facts.eos.text == (eos or tokenizer.eos_token)
+    assert facts.with_added([], []) == facts

@@ -87,7 +87,7 @@ LOST = [
     "for p in model.parameters(): p.requires_grad = False",
     "model.lm_head.requires_grad_(False)",
     "model.config.rope_theta = 1e6",
-    "tokenizer.add_tokens(['<x>'])",
+    "tokenizer.add_tokens(own_tokens())",
     "tokenizer.chat_template = TEMPLATE",
     "model = PeftModel.from_pretrained(model, 'a')",
     "unknown.learning_rate = 3",

@@ -59,3 +59,18 @@ def test_rows_are_never_dropped(folders):
     with pytest.raises(ValueError, match="would drop"):
         resize_vocabulary(model, model.config.vocab_size - 1)
     resize_vocabulary(model, model.config.vocab_size)  # nothing to do
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_tokens_are_drawn_as_transformers_does_and_pads_is_the_mean(folders, tied):
+    ours, theirs, other = (opened(folders[tied]) for _ in range(3))
+    rows = ours.config.vocab_size
+    resize_vocabulary(ours, rows + 3, drawn=rows + 2, seed=7)
+    torch.manual_seed(7)
+    theirs.resize_token_embeddings(rows + 2)
+    for mine, own in zip(embedding_and_head(ours), embedding_and_head(theirs), strict=True):
+        assert torch.equal(mine[:-1], own)
+        assert not torch.equal(mine[rows], mine[rows + 1])
+        assert torch.equal(mine[-1], own.double().mean(0).float())
+    resize_vocabulary(other, rows + 3, drawn=rows + 2, seed=8)  # twin
+    assert not torch.equal(embedding_and_head(other)[0], embedding_and_head(ours)[0])

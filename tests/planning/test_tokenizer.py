@@ -297,6 +297,37 @@ class TestStop:
         assert gives(notes.faults[0].what, "<end>")
 
 
+class TestAdded:
+    def test_tokens_come_first_and_pad_behind_them(self, decide, small):
+        plan, notes = decide(small(), tokenizer={"add": ["<a>", "<b>"], "add_special": ["<c>"], "pad": "add"})
+        assert not notes.faults
+        assert (plan.added.value, plan.added_ids, plan.added_special) == (("<a>", "<b>", "<c>"), (12, 13, 14), ("<c>",))
+        assert pad(plan) == ("<|pad|>", 15, 4)
+        assert plan.rows == 16
+
+    def test_rows_that_the_embedding_has_are_used(self, decide, small):
+        plan, _ = decide(small(), SMALL | {"vocab_size": 13}, tokenizer={"add": ["<a>", "<b>"]})
+        assert (plan.added_ids, plan.added_rows, plan.rows) == ((12, 13), 1, 14)
+        plan, _ = decide(small(), SMALL | {"vocab_size": 64}, tokenizer={"add": ["<a>", "<b>"]})
+        assert (plan.added_ids, plan.added_rows, plan.rows) == ((12, 13), 0, None)
+        assert plan.pad_id == 14  # twin: without the tokens it is 12
+
+    def test_a_token_that_is_there_needs_no_row(self, decide, small):
+        plan, _ = decide(small(), tokenizer={"add_special": ["</s>"]})
+        assert (plan.added_ids, plan.added_rows) == ((11,), 0)
+
+    def test_a_control_token_may_become_eos(self, decide, small):
+        request = {"train": "unused.jsonl", "template": "chatml"}
+        tokens = {"add_special": ["<|im_start|>", "<|im_end|>"], "eos": "<|im_end|>"}
+        plan, notes = decide(small(), data=request, tokenizer=tokens)
+        assert not notes.faults
+        assert plan.stop.value == (13,)
+        assert keys(decide(small(), data=request, tokenizer=tokens | {"add_special": []})[1]) == [
+            "tokenizer.eos",
+            "data.template",
+        ]
+
+
 class TestUntrainedChatTokens:
     def test_a_llama_3_base_model_is_warned_about(self, decide, tmp_path):
         request = {"train": "unused.jsonl", "template": "llama3"}

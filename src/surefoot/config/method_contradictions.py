@@ -231,6 +231,10 @@ def teachers(config: RunConfig) -> Iterator[Problem]:
     if config.distill.teacher is None:
         what = f"stage {config.stage} learns from a teacher, and none is named"
         yield problem("distill.teacher", what, "name its folder or hub id", "stage")
+    for key in changed_keys(config.tokenizer):
+        if key in ("add", "add_special"):
+            what = "a teacher knows no token that is added here"
+            yield problem(f"tokenizer.{key}", what, "add the tokens to the folders of both models first", "stage")
     if is_address(config.distill.teacher or ""):
         if config.distill.temperature != 1:
             what = "a server returns only some log-probabilities, at temperature 1; those at another one need all"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
-from surefoot.config.sections import AdapterShape, DataConfig, PartRate
+from surefoot.config.sections import AdapterShape, DataConfig, PartRate, TokenizerConfig
 from surefoot.config.types import (
     CompileMode,
     Count,
@@ -52,18 +52,6 @@ class ModelConfig(Section):
     """Mixture-of-experts models: weight of the load-balancing loss over all tokens of a step. auto: as in config.json,
     0 unless output_router_logits is true. own: as in config.json, in any case. Logged separately as aux_loss. If a step
     has several micro-batches, it costs one extra forward pass."""
-
-
-class TokenizerConfig(Section):
-    pad: Text = "auto"
-    """auto: the first of the tokenizer's own pad, a reserved token, a spare embedding row and EOS (masked by position).
-    add: append <|pad|> and an embedding row. Anything else names an existing token."""
-    bos: Annotated[Text | None, Field(examples=["<s>"])] = None
-    """The tokenizer's own BOS, which is checked: with another one the run is refused. null: whichever it is."""
-    eos: Annotated[Text | None, Field(examples=["</s>"])] = None
-    """The tokenizer's own EOS, checked in the same way."""
-    unk: Annotated[Text | None, Field(examples=["<unk>"])] = None
-    """The tokenizer's own token for unknown text, checked in the same way."""
 
 
 class AdapterConfig(AdapterShape):
@@ -299,7 +287,7 @@ class RunConfig(Section):
     model: Annotated[ModelConfig, ShortForm("path"), Field(examples=["meta-llama/Llama-3.1-8B"])]
     """Base model: a folder or hub id (short for {path: …, revision: …})."""
     tokenizer: TokenizerConfig = TokenizerConfig()
-    """Special tokens."""
+    """Special and added tokens."""
     adapter: Annotated[AdapterConfig | None, Field(examples=[{"kind": "lora", "rank": 16}])] = None
     """LoRA or DoRA; leave out for full fine-tuning."""
     vision: Annotated[VisionConfig, Field(examples=[{"projector": "trained"}])] = VisionConfig()

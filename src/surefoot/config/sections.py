@@ -1,4 +1,5 @@
-"""Config sections of data (`DataConfig`, `SourceConfig`), and the shape of every adapter (`AdapterShape`)."""
+"""Config sections of tokens (`TokenizerConfig`) and data (`DataConfig`, `SourceConfig`), and the shape of every adapter
+(`AdapterShape`)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,24 @@ from surefoot.config.types import Count, Flag, Number, OneOrMore, Positive, Sect
 from surefoot.method_facts.methods import FORMATS
 
 PATTERN = "re:"  # before a regular expression in adapter.targets
+
+
+class TokenizerConfig(Section):
+    pad: Text = "auto"
+    """auto: the first of the tokenizer's own pad, a reserved token, a spare embedding row and EOS (masked by position).
+    add: append <|pad|> and an embedding row. Anything else names an existing token."""
+    bos: Annotated[Text | None, Field(examples=["<s>"])] = None
+    """The tokenizer's own BOS, which is checked: with another one the run is refused. null: whichever it is."""
+    eos: Annotated[Text | None, Field(examples=["</s>"])] = None
+    """The tokenizer's own EOS, checked in the same way; or a token of add_special, which becomes EOS."""
+    unk: Annotated[Text | None, Field(examples=["<unk>"])] = None
+    """The tokenizer's own token for unknown text, checked in the same way."""
+    add: list[Text] = Field(default=[], examples=[["<think>", "</think>"]])
+    """Tokens to append to the vocabulary: wherever a text spells one, it gets the one id. Embedding and head grow by
+    the rows that they lack, drawn like the existing ones; under an adapter both train in full unless
+    adapter.modules_to_save names one of them."""
+    add_special: list[Text] = Field(default=[], examples=[["<|im_start|>", "<|im_end|>"]])
+    """The same for control tokens, which templates write, and which in the data's texts stay text."""
 
 
 class AdapterShape(Section):

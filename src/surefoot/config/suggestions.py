@@ -10,7 +10,9 @@ _OTHERS = {  # key -> names in other tools
     # model and tokenizer
     "model": "model_name_or_path model_name base_model model_id pretrained_model",
     "model.revision": "model_revision",
-    "tokenizer.pad": "pad_token special_tokens resize_vocab",
+    "tokenizer.pad": "pad_token special_tokens",
+    "tokenizer.add": "tokens add_tokens added_tokens resize_vocab",
+    "tokenizer.add_special": "add_special_tokens new_special_tokens additional_special_tokens",
     # adapter
     "adapter.kind": "finetuning_type adapter_name peft_type use_dora",
     "adapter": "use_peft lora",

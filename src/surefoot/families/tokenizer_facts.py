@@ -6,8 +6,9 @@ set), chat_template.jinja and generation_config.json.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,21 @@ class TokenizerFacts:
 
     def is_special(self, token: str) -> bool:
         return token in self.ids and self.ids[token] in self.special
+
+    def with_added(self, ordinary: Sequence[str], special: Sequence[str], eos: str | None = None) -> TokenizerFacts:
+        """Return the facts after tokens are added as transformers does: a new one gets the next free id, one that is
+        there keeps its own.
+
+        eos: the added special token that becomes EOS; None keeps the tokenizer's.
+        """
+        ids, names = dict(self.ids), dict(self.special)
+        free = itertools.count(self.size)
+        for text in (*ordinary, *special):
+            if text not in ids:
+                ids[text] = next(free)
+        names |= {ids[text]: text for text in special}
+        end = self.eos if eos is None else Token(eos, ids[eos])
+        return replace(self, ids=ids, special=names, eos=end, size=next(free))
 
 
 def read_tokenizer_facts(folder: Path) -> TokenizerFacts:

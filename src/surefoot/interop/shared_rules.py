@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefoot.config.sections import PATTERN
+from surefoot.families.template_row import Dialogue
+from surefoot.families.templates import find_row
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import Options
 from surefoot.interop.settings import AT_LEAST, Refusal, group
@@ -30,6 +32,7 @@ KEEP_ALL = 1000  # checkpoint.keep for a tool that deletes no checkpoint; the ke
 EIGHT_BITS = "8-bit weights as in bitsandbytes; activations are not rounded (LLM.int8() rounds them on a GPU)"
 SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
 LAYERS_WHOLE = "surefoot keeps layers whole and shards the weights: the same sums, more memory for a process"
+NEW_ROWS = "under an adapter, embedding and head train in full here"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"
 
@@ -52,6 +55,19 @@ def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
     # batch.size counts the examples of a step over all devices, so a config trains the same on any number of them.
     draft.set("batch.size", examples * passes * processes, micro, accumulation, why=why)
     draft.set("batch.micro", examples, micro)
+
+
+def set_added(draft: Draft, tokens: Sequence[str], *names: str, why: str = "") -> None:
+    """Set tokenizer.add and add_special, after data.template: control tokens are those that the template writes. Texts
+    that spell another out mean the token in these tools, as they do one of tokenizer.add.
+
+    tokens: in the tool's order. names: settings that they come from.
+    """
+    row = find_row(str(draft.written("data.template")))
+    control = row.control if isinstance(row, Dialogue) else ()
+    for key, added in (("add", [one for one in tokens if one not in control]), ("add_special", control)):
+        if chosen := [*(draft.written(f"tokenizer.{key}") or ()), *(one for one in added if one in tokens)]:
+            draft.set(f"tokenizer.{key}", list(dict.fromkeys(chosen)), *names, why=why)
 
 
 def set_rows(draft: Draft, tokens: int, *names: str, why: str) -> None:

@@ -15,6 +15,7 @@ from surefoot.methods.method import ONE_GROUP, Built
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.decoder import decoder_of
+from surefoot.models.embeddings import resize_vocabulary
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.forward import causal_model
@@ -50,8 +51,10 @@ def load_policy(
         attention_implementation=plan.attention.implementation.value,
         # Quantized layer by layer from the CPU: the device never holds the base in 16 or 32 bits.
         device=torch.device("cpu") if packed else device,
-        vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
     )
+    if tokens.rows is not None:
+        of_tokens = max(tokens.added_ids, default=-1) + 1
+        resize_vocabulary(model, tokens.rows, drawn=of_tokens, seed=config.seed)
     if full and checkpoint:
         keep_left_out(model, base)  # take them from the base: the checkpoint will be deleted at some point
     if packed:

@@ -119,6 +119,11 @@ def _another(
         raise InputError(
             Fault("alignment.reference", what, "name a model of the same family and vocabulary", code="SF-TOKENIZER")
         )
+    ids = [opened.tokenizer.convert_tokens_to_ids(token) for token in plan.tokenizer.added.value]
+    if tuple(ids) != plan.tokenizer.added_ids:
+        what = f"{path} lacks a token that tokenizer.add names, or has it elsewhere"
+        fix = "take the base itself as the reference, or add the tokens to both folders first"
+        raise InputError(Fault("alignment.reference", what, fix, code="SF-TOKENIZER"))
     if opened.bos_scale != plan.tokenizer.bos_scale.value:
         notify(f"the reference multiplies the first embedding by {opened.bos_scale:g}, as it was trained to")
     for caution in opened.cautions:

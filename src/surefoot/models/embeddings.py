@@ -1,9 +1,10 @@
 """Embedding and output head: weight tying, added rows, and NEFTune noise.
 
-New rows are initialized to the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained
+The row of a new PAD is the mean of the existing ones (Hewitt 2021, "Initializing new word embeddings for pretrained
 language models"). With a random or zero row the new token could take probability from all others at step 0; with the
 mean its logit is the mean logit. The mean is computed in float64, so that it depends on device and thread count at most
-in the last bit of fp32.
+in the last bit of fp32. Rows of tokens that will be learned are drawn closely around the mean, as transformers does: a
+normal distribution with 1e-9 times the covariance of the existing rows, where that has full rank.
 
 NEFTune (Jain et al. 2023, arXiv 2310.05914) adds noise to the embeddings during training:
 
@@ -51,8 +52,12 @@ def check_tied(model: PreTrainedModel, where: str) -> None:
         raise InputError(Fault(where, what, "set tie_word_embeddings to false in config.json", code="SF-MODEL-KEYS"))
 
 
-def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
-    """Add embedding and head rows until there are `rows`; keeps tying. Raises ValueError if there are more already."""
+def resize_vocabulary(model: PreTrainedModel, rows: int, *, drawn: int = 0, seed: int = 0) -> None:
+    """Add embedding and head rows until there are `rows`; keeps tying. Raises ValueError if there are more already.
+
+    drawn: rows from here on are the mean of those before, and new ones up to here are drawn around it.
+    seed: of that draw.
+    """
     embedding = embedding_and_head(model)[0]
     before = embedding.shape[0]
     if rows < before:
@@ -60,12 +65,15 @@ def resize_vocabulary(model: PreTrainedModel, rows: int) -> None:
     if rows == before:
         return
     tied = is_tied(model)
-    drawn_on = [embedding.device] if embedding.device.type == "cuda" else []
-    # transformers initializes the rows at random first
-    with quiet_libraries(), torch.random.fork_rng(devices=drawn_on):
-        model.resize_token_embeddings(rows, mean_resizing=False)
+    generators = [embedding.device] if embedding.device.type == "cuda" else []
+    with quiet_libraries(), torch.random.fork_rng(devices=generators):
+        if before < drawn:
+            torch.manual_seed(seed)
+            model.resize_token_embeddings(drawn, mean_resizing=True)
+            before = drawn
+        model.resize_token_embeddings(rows, mean_resizing=False)  # which initializes the rows at random
     with torch.no_grad():
-        for weight in embedding_and_head(model):
+        for weight in embedding_and_head(model) if before < rows else ():
             weight[before:] = weight[:before].mean(dim=0, dtype=torch.float64).to(weight.dtype)
     if is_tied(model) != tied:
         raise RuntimeError("resizing the vocabulary changed whether the head is tied to the embedding")

@@ -79,6 +79,20 @@ def with_rest(request: AdapterShape, model: ModelFacts, *, head: bool) -> Adapte
     return request.model_copy(update={"modules_to_save": short if clear else names})
 
 
+def with_new_tokens(request: AdapterShape, model: ModelFacts, *, head: bool) -> AdapterShape:
+    """Return the request with embedding and head trained in full, without which rows of new tokens would stay as they
+    are drawn, unless the request names one of them.
+
+    head: as in `with_rest`.
+    """
+    pair = (model.embedding, model.head) if head and not model.tied else (model.embedding,)
+    named = any(name.endswith(saved) for name in (model.embedding, model.head) for saved in names_to_save(request))
+    if named:
+        return request
+    saved = [*names_to_save(request), *(name.rpartition(".")[2] for name in pair)]
+    return request.model_copy(update={"modules_to_save": saved})
+
+
 def names_to_save(request: AdapterShape) -> list[str]:
     """Return the modules that train in full, after `with_rest`."""
     return [] if request.modules_to_save == "rest" else request.modules_to_save

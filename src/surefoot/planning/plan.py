@@ -74,11 +74,14 @@ class AttentionPlan:
     deterministic: Choice[bool] = Choice(False, "not asked when this was planned", "default")
 
 
+NONE_ADDED: Choice[tuple[str, ...]] = Choice((), "none", "default")
+
+
 @dataclass(frozen=True)
 class TokenizerPlan:
     pad_token: Choice[str]
     pad_id: int
-    added_rows: int  # embedding rows appended (only with tokenizer.pad: add)
+    added_rows: int  # embedding rows appended, for tokenizer.add and add_special and for tokenizer.pad: add
     bos: Choice[bool]  # prepend BOS exactly once
     bos_id: int | None
     stop: Choice[tuple[int, ...]]  # tokens that end an answer, EOS first
@@ -89,6 +92,14 @@ class TokenizerPlan:
     dialogues: str = ""  # if the training records are plain texts: the template that was planned for dialogues
     # Factor of the embedding of the first token of every sequence.
     bos_scale: Choice[float] = Choice(1.0, "unchanged", "default")
+    added: Choice[tuple[str, ...]] = NONE_ADDED  # tokens added to the tokenizer
+    added_ids: tuple[int, ...] = ()
+    added_special: tuple[str, ...] = ()  # those of them that are control tokens
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of the embedding with the appended ones; None if none are."""
+        return max((self.pad_id, *self.added_ids)) + 1 if self.added_rows else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from surefoot.config.contradictions import contradictions
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.families.tokenizer_facts import TokenizerFacts
-from surefoot.planning.adapter import plan_adapter, with_rest
+from surefoot.planning.adapter import plan_adapter, with_new_tokens, with_rest
 from surefoot.planning.ahead import ahead_bytes
 from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
@@ -56,7 +56,7 @@ from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
 from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, reference_bytes
 from surefoot.planning.reward import plan_reward
-from surefoot.planning.tokenizer import plan_tokenizer
+from surefoot.planning.tokenizer import plan_tokenizer, tokenizer_of
 from surefoot.planning.trained import check_trained, only_trained
 from surefoot.planning.vision import plan_vision, with_trained_vision
 from surefoot.planning.workload import Workload, with_kernels, workload_of
@@ -91,10 +91,13 @@ def resolve(
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     model = as_trained(model, config)
+    tokens = plan_tokenizer(config, model, tokenizer, notes)
+    tokenizer = tokenizer_of(config, tokenizer)
     if config.adapter is not None:
         adapted = with_rest(config.adapter, model, head=not config.method.scores)
+        if tokens.added.value:
+            adapted = with_new_tokens(adapted, model, head=not config.method.scores)
         config = config.model_copy(update={"adapter": adapted})
-    tokens = plan_tokenizer(config, model, tokenizer, notes)
     precision = plan_precision(config, model, hardware, seen, environment, notes)
     longest = longest_example(tokens.max_length.value, lengths)
     plan_hazards(model, precision.compute.value, longest, notes)

@@ -1,4 +1,4 @@
-"""Choose PAD, BOS, stop tokens, template, and the maximum length of an example.
+"""Choose added tokens, PAD, BOS, stop tokens, template, and the maximum length of an example.
 
 PAD is never a token that text can contain: padding with id 0 would pad Llama 3 with "!". It may equal EOS, because
 padding is masked by position and not by id.
@@ -6,6 +6,7 @@ padding is masked by position and not by id.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,9 +17,9 @@ from surefoot.families.model_facts import ModelFacts
 from surefoot.families.templates import find_row
 from surefoot.families.tokenizer_facts import Token, TokenizerFacts
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import Choice, Source, TokenizerPlan
+from surefoot.planning.plan import NONE_ADDED, Choice, Source, TokenizerPlan
 from surefoot.planning.templates import fallback_templates, plan_template, template_source, turn_ends, writes_bos
-from surefoot.system.messages import nearest_word
+from surefoot.system.messages import counted, nearest_word
 
 _CODE = "SF-TOKENIZER"  # a tokenizer lacks a token, or belongs to another model
 ADDED_PAD = "<|pad|>"
@@ -38,6 +39,8 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
     """Plan the tokenizer from files and config, without measurements, so that data can be tokenized before the rest."""
     _check_rows(model, tokenizer, notes)
     _check_own(config, tokenizer, notes)
+    added = dict.fromkeys((*config.tokenizer.add, *config.tokenizer.add_special))
+    tokenizer = tokenizer_of(config, tokenizer)
     if config.method.plain_texts:
         template = Choice("plain", f"stage {config.stage} trains on texts, which have no turns", "default")
         fallbacks: tuple[str, ...] = ()
@@ -45,11 +48,13 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         template = plan_template(config.data.template, model, tokenizer, notes, config.data.template_arguments)
         fallbacks = fallback_templates(template, model.family, tokenizer)
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
+    ids = tuple(tokenizer.ids[text] for text in added)
+    rows = max(model.vocab, pad.id + 1 if pad.added_rows else 0, *(number + 1 for number in ids)) - model.vocab
     bos = _bos(config, template.value, model.family, tokenizer, notes)
     return TokenizerPlan(
         pad_token=pad.token,
         pad_id=pad.id,
-        added_rows=pad.added_rows,
+        added_rows=rows,
         bos=bos,
         bos_id=_bos_id(bos, tokenizer),
         stop=_stop(template.value, model.family, tokenizer, notes),
@@ -57,7 +62,25 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
         max_length=plan_max_length(config.data.max_length, model, notes),
         fallbacks=fallbacks,
         bos_scale=_bos_scale(config.bos.scale, model, notes),
+        added=Choice(tuple(added), _where_added(ids, model), "user") if added else NONE_ADDED,
+        added_ids=ids,
+        added_special=tuple(dict.fromkeys(config.tokenizer.add_special)),
     )
+
+
+def tokenizer_of(config: RunConfig, own: TokenizerFacts) -> TokenizerFacts:
+    """Return the facts of the run's tokenizer: the model's own, with the tokens that the config adds."""
+    asked = config.tokenizer
+    eos = asked.eos if asked.eos in asked.add_special else None
+    return own.with_added(asked.add, asked.add_special, eos)
+
+
+def _where_added(ids: Sequence[int], model: ModelFacts) -> str:
+    inside = sum(number < model.vocab for number in ids)
+    if inside == len(ids):
+        return f"asked for; all in rows that the embedding of {model.vocab} has"
+    beside = f", {counted(inside, 'other')} in rows that it has" if inside else ""
+    return f"asked for; {counted(len(ids) - inside, 'row')} appended to the embedding of {model.vocab}{beside}"
 
 
 def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, notes: Notes) -> Choice[int]:
@@ -78,11 +101,15 @@ def plan_max_length(request: int | Literal["auto", "model"], model: ModelFacts, 
 def _check_own(config: RunConfig, tokenizer: TokenizerFacts, notes: Notes) -> None:
     """Refuse tokens of the config that are not the tokenizer's own: another EOS would end answers with it."""
     asked = {"bos": config.tokenizer.bos, "eos": config.tokenizer.eos, "unk": config.tokenizer.unk}
+    if config.tokenizer.eos in config.tokenizer.add_special:
+        del asked["eos"]
     for role, token in asked.items():
         own: Token | None = getattr(tokenizer, role)
         if token is not None and (own is None or own.text != token):
             what = f"is {token}, but the tokenizer's own is {own.text if own else 'none'}"
-            notes.refuse(f"tokenizer.{role}", what, "leave it out, or change the tokenizer's own files", _CODE)
+            fix = "leave it out, or change the tokenizer's own files"
+            fix = "leave it out, or also name it in tokenizer.add_special" if role == "eos" else fix
+            notes.refuse(f"tokenizer.{role}", what, fix, _CODE)
 
 
 def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:

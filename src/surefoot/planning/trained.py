@@ -43,7 +43,7 @@ def idle_parameters(config: RunConfig, model: ModelFacts, tokens: TokenizerPlan)
 
 
 def check_trained(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
-    """Refuse patterns of `model.trained` that match no module of the model."""
+    """Refuse patterns of `model.trained` that match no module of the model; warn if rows of new tokens stay frozen."""
     names = [one.name for one in model.modules if not (model.tied and one.name == model.head)]
     for pattern in config.model.trained or ():
         if not any(trains(name, [pattern]) for name in names):
@@ -52,3 +52,6 @@ def check_trained(config: RunConfig, model: ModelFacts, notes: Notes) -> None:
             notes.refuse(
                 _KEY, what, "mend the pattern, which must match a module's whole name; .* at its end takes those inside"
             )
+    kept = {one.name for one in only_trained(config, model).modules}
+    if (config.tokenizer.add or config.tokenizer.add_special) and config.model.trained and model.embedding not in kept:
+        notes.caution(f"the rows of added tokens stay as they are: {_KEY} leaves {model.embedding} frozen")

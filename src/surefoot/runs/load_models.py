@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
 from surefoot.config.schema import OptimConfig, RunConfig
 from surefoot.methods.method import ACTOR, CRITIC, Built, LoadedModels
@@ -49,11 +49,18 @@ from surefoot.training.step import StepSettings
 
 
 def planned_tokenizer(folder: Path, tokens: TokenizerPlan) -> PreTrainedTokenizerBase:
-    """Load the tokenizer with the planned PAD token, so that the published model is padded like the run.
+    """Load the tokenizer with the planned tokens, so that the published model reads texts and is padded like the run.
 
     A PAD id that has no token yet (a spare or an added row) gets one; it is the next free id.
     """
     tokenizer = load_tokenizer(folder)
+    for token, number in zip(tokens.added.value, tokens.added_ids, strict=True):
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=token in tokens.added_special)])
+        if (found := tokenizer.convert_tokens_to_ids(token)) != number:
+            what = f"the plan has {token} as id {number}, but the tokenizer assigns id {found}"
+            raise InputError(Fault("tokenizer.add", what, "leave it out", code="SF-TOKENIZER"))
+    if tokens.added_special and tokens.stop.value[0] != tokenizer.eos_token_id:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(tokens.stop.value[0])
     pad = tokens.pad_token.value
     if tokenizer.convert_tokens_to_ids(pad) == tokens.pad_id:
         tokenizer.pad_token = pad

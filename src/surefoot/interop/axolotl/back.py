@@ -190,6 +190,11 @@ def tokens(ours: Ours) -> dict[str, str] | None:
     return {name: token for name, token in said.items() if token not in (None, "auto", "add")} or None
 
 
+def added(ours: Ours) -> list[str] | None:
+    """tokens"""
+    return [*ours["tokenizer.add"], *ours["tokenizer.add_special"]] or None
+
+
 def method(ours: Ours) -> str | None:
     """rl"""
     stage, loss = ours["stage"], ours["alignment.loss"]

@@ -108,8 +108,10 @@ _ROWS: tuple[Row, ...] = (
           back=unless("adapter.modules_to_save", [], "rest")),
     joint("peft_use_dora", False, ("adapter.kind",), back=equals("adapter.kind", "dora")),
     joint("peft_use_rslora", False, ("adapter.rslora",)),
-    joint("special_tokens", None, ("tokenizer.pad", "tokenizer.eos"), "others than PAD must be the model's own",
-          back=back.tokens),
+    joint("special_tokens", None, ("tokenizer.pad", "tokenizer.eos", "tokenizer.add"),
+          "BOS, EOS and UNK must be the model's own, or EOS a new token", type=group, back=back.tokens),
+    joint("tokens", None, ("tokenizer.add", "tokenizer.add_special"), "control tokens where the template writes them",
+          back=back.added),
     joint("eot_tokens", None, (), "the end of an answer, which surefoot always learns", type=names),
     joint("quantize_moe_experts", False, ("precision.base",), "the experts of a mixture stay in 16 bits here"),
     joint("lora_target_parameters", None, ("adapter.targets",), back=back.parameters),
@@ -271,7 +273,7 @@ _ROWS: tuple[Row, ...] = (
              "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
              "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
              "gradio_server_port gradio_max_new_tokens gradio_temperature"),
-    *_listed("rows of new tokens, which surefoot does not add", "mean_resizing_embeddings"),
+    *_listed("rows of new tokens are drawn around the mean of the others", "mean_resizing_embeddings"),
     *_listed("frozen weights keep their type here", "embeddings_skip_upcast"),
     *_listed("an adapter's weights are kept in fp32", "peft_autocast_adapter_dtype"),
     *_listed("answers are found by the template", "role_boundaries"),
@@ -307,7 +309,7 @@ _ROWS: tuple[Row, ...] = (
     *_refused("surefoot has no such setting",
               "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
               "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
-              "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices tokens "
+              "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices "
               "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
               "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
               "auto_find_batch_size batch_flattening sage_attention s2_attention "

@@ -11,8 +11,8 @@ from surefoot.interop.axolotl.processes import set_processes
 from surefoot.interop.axolotl.steps import set_attention, set_evaluation, set_part_rates, set_saving, set_steps
 from surefoot.interop.axolotl.trained import set_adapter, set_vision
 from surefoot.interop.draft import Draft
-from surefoot.interop.settings import ALL_POSITIONS
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, resume_argument, switch
+from surefoot.interop.settings import ALL_POSITIONS, names
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, NEW_ROWS, resume_argument, set_added, switch
 from surefoot.interop.sharing import Names, set_sharing
 
 # In Axolotl fsdp_config alone enables FSDP.
@@ -72,7 +72,7 @@ def set_length_limit(draft: Draft) -> None:
 
 
 def set_precision(draft: Draft) -> None:
-    names = ("bf16", "fp16", "bfloat16", "float16", "float32")
+    types = ("bf16", "fp16", "bfloat16", "float16", "float32")
     bf16 = draft["bf16"]
     if draft["fp16"] and draft.given("bf16") and bf16 not in (False, "auto"):
         draft.refuse("fp16", "bf16 is set as well", "keep one")
@@ -87,7 +87,7 @@ def set_precision(draft: Draft) -> None:
         draft.set("precision.compute", "auto", "bf16")
     else:
         draft.set("precision.compute", "fp32", "bf16", "float32")
-    draft.drop("is off or not set", *(name for name in names if not draft[name] and name != "bf16"))
+    draft.drop("is off or not set", *(name for name in types if not draft[name] and name != "bf16"))
     tf32 = draft["tf32"]
     draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
 
@@ -99,14 +99,14 @@ def set_trackers(draft: Draft) -> None:
     for tracker in ("tensorboard", "mlflow", "trackio"):
         requested[tracker] = [f"use_{tracker}"] if draft[f"use_{tracker}"] else []
     chosen = [tracker for tracker, words in requested.items() if words]
-    names = [name for words in requested.values() for name in words]
+    deciding = [name for words in requested.values() for name in words]
     details = ("wandb_name", "wandb_mode", "mlflow_experiment_name", "trackio_project_name")
     every = ("use_wandb", "wandb_project", "use_tensorboard", "use_mlflow", "use_trackio")
-    draft.drop("this tracker is off", *(name for name in every if name not in names))
+    draft.drop("this tracker is off", *(name for name in every if name not in deciding))
     if not chosen:
         draft.drop("this tracker is off", *details)
         return
-    draft.set("report_to", chosen, *names)
+    draft.set("report_to", chosen, *deciding)
     for name in ("wandb_project", "mlflow_experiment_name", "trackio_project_name"):
         if draft[name]:
             draft.set("tracking.project", draft[name], name)
@@ -147,17 +147,24 @@ def set_rest(draft: Draft) -> None:
 
 
 def _set_tokens(draft: Draft) -> None:
-    tokens: Any = draft["special_tokens"]
-    given = {name: token for name, token in tokens.items() if token} if isinstance(tokens, dict) else {}
+    """Set the tokens of `special_tokens` and `tokens`. A mapping in `tokens` is how early versions of Axolotl wrote
+    `special_tokens`."""
+    added: Any = draft["tokens"] or []
+    early: dict[str, Any] = added if isinstance(added, dict) else {}
+    given = {name: token for name, token in ((draft["special_tokens"] or {}) | early).items() if token}
+    new = names([] if early else added)
+    new += names(given.pop("additional_special_tokens", []))
+    if (end := given.get("eos_token")) is not None and new:
+        new.append(str(end))  # Axolotl adds it where it is missing
+    set_added(draft, new, "special_tokens", "tokens", why=NEW_ROWS)
     for name, token in given.items():
         role = name.removesuffix("_token")
         if name not in _ROLES:
             draft.refuse("special_tokens", f"{name}: surefoot reads {', '.join(_ROLES)}", "leave it out")
         else:
             why = "" if role == "pad" else "checked: it must be the tokenizer's own, or the run is refused"
-            draft.set(f"tokenizer.{role}", str(token), "special_tokens", why=why)
-    if not given:
-        draft.drop("is off or not set", "special_tokens")
+            draft.set(f"tokenizer.{role}", str(token), "special_tokens", "tokens", why=why)
+    draft.drop("is off or not set", *(name for name in ("special_tokens", "tokens") if not draft[name]))
 
 
 _ROLES = ("pad_token", "bos_token", "eos_token", "unk_token")

@@ -20,7 +20,7 @@ from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, SCALED, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, SCALED, set_added, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -148,6 +148,20 @@ def set_quantization(draft: Draft) -> None:
     else:
         nested = "" if draft["double_quantization"] else "here with double quantization"
         draft.set("precision.base", "nf4", "quantization_bit", *words, why=nested)
+
+
+def set_tokens(draft: Draft) -> None:
+    """Set added tokens, after the template and the adapter. With LoRA, LLaMA-Factory trains embedding and head in full
+    where it resizes them, as surefoot does for new tokens."""
+    tokens = [*(draft["add_tokens"] or ()), *(draft["add_special_tokens"] or ())]
+    set_added(draft, tokens, "add_tokens", "add_special_tokens")
+    if tokens:
+        draft.note("resize_vocab", "carried", "", "tokenizer.add")
+    elif draft["resize_vocab"] and draft.written("adapter.kind") and not draft["additional_target"]:
+        what = "surefoot trains embedding and head beside an adapter for new tokens alone"
+        draft.refuse("resize_vocab", what, "leave it out, or name them in additional_target")
+    else:
+        draft.drop("rows are added where a token needs one", "resize_vocab")
 
 
 def set_template(draft: Draft) -> None:
@@ -280,6 +294,7 @@ RULES = (
     set_quantization,
     set_data,
     set_template,
+    set_tokens,
     set_learned,
     set_precision,
     set_checkpointing,

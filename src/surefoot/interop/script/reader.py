@@ -13,7 +13,7 @@ from surefoot.interop.script.data import Found, trace
 from surefoot.interop.script.literals import Findings, Script, Unread
 from surefoot.interop.script.machine import KERNELS, read_machine
 from surefoot.interop.script.statements import Statements
-from surefoot.interop.settings import Row, carried, joint, listed, number, refused, text, whole
+from surefoot.interop.settings import Row, carried, joint, listed, names, number, refused, text, whole
 from surefoot.interop.translation import Note, Outcome
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
@@ -81,6 +81,7 @@ ROWS: tuple[Row, ...] = (
     listed("lora_inference_mode", False, "a run always trains"),
     refused("init_lora_weights", True, "surefoot initializes LoRA as PEFT does by default"),
     *(joint(f"enable_{kernel}_sdp", None, (f"attention.{kernel}",)) for kernel in KERNELS),
+    joint("added_tokens", None, ("tokenizer.add",), "add_tokens, and add_special_tokens of a list", type=names),
     listed("device_map", None, "training runs on one device"),
     listed("low_cpu_mem_usage", None, "weights are loaded one at a time"),
     listed("bnb_4bit_compute_dtype", None, "bf16 and fp16 of the training arguments decide the dtype of products"),

@@ -8,10 +8,15 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Draft
 from surefoot.interop.script.machine import KERNELS
 from surefoot.interop.script.reader import Reader
-from surefoot.interop.shared_rules import short_sources
+from surefoot.interop.shared_rules import NEW_ROWS, set_added, short_sources
 from surefoot.interop.trl.data import set_examples
 
-SHARED = (trainer.set_checkpointing, trainer.set_do_train)
+
+def set_tokens(draft: Draft) -> None:
+    set_added(draft, draft["added_tokens"] or (), "added_tokens", why=NEW_ROWS)
+
+
+SHARED = (trainer.set_checkpointing, trainer.set_do_train, set_tokens)
 
 
 def data_rule(reader: Reader) -> Any:

@@ -30,6 +30,7 @@ _SETTERS = (
     "lr_scheduler",
     "dataloader",
 )
+_LISTED = "additional_special_tokens"
 _MEANINGLESS = ("use_cache", "pretraining_tp", "pad_token_id", "bos_token_id", "eos_token_id")
 _CALLBACK = "is code, which is not read: its effect is not known"
 _FOLLOW = "is set where its effect cannot be followed"
@@ -43,10 +44,9 @@ _AFTERWARDS = {
     "push_to_hub": "is not part of the run: use surefoot train --push, or surefoot push",
     "merge_and_unload": "is not part of the run: use surefoot export --merge",
     "enable_input_require_grads": "gradients reach the adapter without it",
-    "resize_token_embeddings": "surefoot adds the embedding row of PAD itself",
+    "resize_token_embeddings": "surefoot adds the embedding rows of new tokens itself",
 }
 _LOST = {
-    "add_tokens": "surefoot does not add tokens",
     "load_adapter": "surefoot starts every run with a new adapter",
     "half": "precision.base sets the dtype of the weights",
 }
@@ -134,7 +134,7 @@ class Statements:
             self.found.note(node, shown, "the seed of the training arguments is the only seed here", "changed")
         elif name == "requires_grad_":
             self._freezing(node, shown, node.args[0] if node.args else ast.Constant(True))
-        elif name == "add_special_tokens":
+        elif name in ("add_special_tokens", "add_tokens"):
             self._tokens(node, shown)
         elif name == "add_callback" and isinstance(node.func, ast.Attribute) and self._is_trainer(node.func.value):
             self.read_callbacks(node.args[0] if node.args else None)
@@ -184,11 +184,20 @@ class Statements:
         return None
 
     def _tokens(self, node: ast.Call, shown: str) -> None:
+        """Read `add_tokens([...])` and `add_special_tokens({...})` of PAD or of a list."""
         tokens = self.script.value(node.args[0]) if node.args else None
-        if isinstance(tokens, dict) and tokens.keys() == {"pad_token"}:
+        given = tokens if isinstance(tokens, dict) else {_LISTED: tokens if isinstance(tokens, list) else [tokens]}
+        added = given.get(_LISTED, [])
+        if given.keys() - {"pad_token", _LISTED} or not all(isinstance(token, str) for token in added):
+            self.found.fault(node, f"{shown}: surefoot adds PAD and a list of tokens", "write the list into the call")
+            return
+        if "pad_token" in given:
             self.found.word(node, "pad_token", ast.Constant("add"), shown)
-        else:
-            self.found.fault(node, f"{shown}: {_LOST['add_tokens']}")
+        if added:
+            before = [token for word in self.found.words if word.name == "added_tokens" for token in word.value]
+            self.found.words = [word for word in self.found.words if word.name != "added_tokens"]
+            every = ast.List([ast.Constant(token) for token in (*before, *added)])
+            self.found.word(node, "added_tokens", every, shown)
 
     def _freezing(self, node: ast.AST, shown: str, value: ast.expr | None) -> None:
         frozen = value is not None and self.script.value(value) is False

@@ -16,7 +16,16 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.model_templates import UNTHINKING, template_of
 from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
-from surefoot.interop.shared_rules import EIGHT_BITS, LAYERS_WHOLE, SCALED, set_batch, set_rows, targets_or_pattern
+from surefoot.interop.shared_rules import (
+    EIGHT_BITS,
+    LAYERS_WHOLE,
+    NEW_ROWS,
+    SCALED,
+    set_added,
+    set_batch,
+    set_rows,
+    targets_or_pattern,
+)
 from surefoot.interop.swift.data import set_hub_model
 from surefoot.interop.trl.group import set_grpo
 from surefoot.interop.trl.methods import METHODS, set_dpo_losses, set_student
@@ -198,6 +207,9 @@ def set_texts(draft: Draft) -> None:
     ):
         draft.refuse("enable_thinking", "decides how drawn answers begin; here the template does", "leave it out")
     draft.set("data.template", found, "template", why=_OWN_TEMPLATE if found == OWN else "")
+    if any(token.endswith(".txt") for token in draft["new_special_tokens"] or ()):
+        draft.refuse("new_special_tokens", "surefoot reads no file of tokens", "name them in surefoot's tokenizer.add")
+    set_added(draft, draft["new_special_tokens"] or (), "new_special_tokens", why=NEW_ROWS)
     draft.set("bos.prepend", "tokenizer" if found == OWN else "off", why="as ms-swift's template for the model")
 
 

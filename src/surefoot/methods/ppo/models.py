@@ -208,7 +208,7 @@ def _load(plan: RunPlan, folder: Path, dtype: DType) -> PreTrainedModel:
         dtype=TORCH_DTYPE[dtype],
         attention_implementation=plan.attention.implementation.value,
         device=torch.device(plan.device.value),
-        vocab_rows=tokens.pad_id + 1 if tokens.added_rows else None,
+        vocab_rows=tokens.rows,
     )
     install_bos_scaling(model, tokens.bos_scale.value)
     return model

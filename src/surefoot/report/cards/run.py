@@ -216,7 +216,7 @@ def _loading_lines(facts: CardFacts) -> list[str]:
             *scaling,
         ]
     tokens = facts.plan.tokenizer
-    resize = [f"model.resize_token_embeddings({tokens.pad_id + 1})"] if tokens.added_rows else []
+    resize = [f"model.resize_token_embeddings({tokens.rows})"] if tokens.rows else []
     revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
     imports, rounding = _rounding_lines(facts.plan)
     given = ", quantization_config=rounding" if rounding else ""

@@ -119,6 +119,8 @@ def _rows(plan: RunPlan) -> Iterator[Row]:
     if plan.device.value == "cuda":
         yield _row("attention.deterministic", attention.deterministic)
     tokens = plan.tokenizer
+    if tokens.added.value:
+        yield _row("tokenizer.add", tokens.added)
     yield _row("tokenizer.pad", tokens.pad_token, f"{tokens.pad_token.value} ({tokens.pad_id})")
     yield _row("tokenizer.bos", tokens.bos)
     if tokens.bos_scale.value != 1:
