@@ -32,6 +32,9 @@ DPO: dict[str, dict[str, Any]] = {
     "sigmoid": {"loss_type": ["sigmoid"]},
     "ipo": {"loss_type": ["ipo"]},
     "hinge": {"loss_type": ["hinge"]},
+    **{name: {"loss_type": [name]} for name in ("sigmoid_norm", "nca_pair", "bco_pair", "sppo_hard", "discopop")},
+    **{name: {"loss_type": [name]} for name in ("apo_zero", "apo_down")},
+    **{name: {"loss_type": [name], "label_smoothing": 0.2} for name in ("robust", "exo_pair")},
     "sigmoid and sft": {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.7]},
 }
 QUIET = {"report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "beta": BETA}

@@ -22,6 +22,9 @@ CASES = {
     "sigmoid": ("sigmoid", TRL["pairs"]["sigmoid"], {}),
     "ipo": ("ipo", TRL["pairs"]["ipo"], {}),
     "hinge": ("hinge", TRL["pairs"]["hinge"], {}),
+    **{name: (name, TRL["pairs"][name], {}) for name in ("sigmoid_norm", "nca_pair", "bco_pair", "sppo_hard")},
+    **{name: (name, TRL["pairs"][name], {}) for name in ("apo_zero", "apo_down", "discopop")},
+    **{name: (name, TRL["pairs"][name], {"label_smoothing": 0.2}) for name in ("robust", "exo_pair")},
     "sigmoid and sft": ("sigmoid", TRL["pairs"]["sigmoid and sft"], {"sft": 0.7}),
     "simpo": ("simpo", TRL["simpo"], {"margin": 0.4}),
     "cpo": ("cpo", TRL["cpo"], {"label_smoothing": 0.2, "sft": -1.0}),  # recorded without the cross entropy

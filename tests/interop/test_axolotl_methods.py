@@ -78,7 +78,7 @@ REFUSED = [  # a type of records, words, the setting that is refused
     ("chat_template.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/orpo alone has it, and nothing else
     ("chatml.intel", {"rl": "orpo"}, "datasets"),
     ("chatml.argilla", {"rl": "dpo"}, "datasets"),  # prompt_strategies/dpo has none; kto has
-    ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["robust"]}, "dpo_loss_type"),
+    ("chatml.intel", {"rl": "dpo", "dpo_loss_type": ["aot"]}, "dpo_loss_type"),
     ("chatml.intel", {"rl": "kto", "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
     ({"prompt_format": "Q: {prompt}"}, {"rl": "dpo"}, "datasets"),
     ({"field_promt": "q"}, {"rl": "dpo"}, "datasets"),

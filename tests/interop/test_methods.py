@@ -152,6 +152,9 @@ def test_what_llamafactory_asks_for_in_vain():
         ("dpo --loss_type sigmoid sft --loss_weights 1.0 0.2", "dpo", "alignment",
          {"loss": "sigmoid", "sft": 0.2}),
         ("dpo --loss_type ipo", "dpo", "alignment", {"loss": "ipo"}),
+        ("dpo --loss_type apo_zero --label_smoothing 0.1", "dpo", "alignment", {"loss": "apo_zero"}),
+        ("dpo --loss_type robust --label_smoothing 0.1", "dpo", "alignment",
+         {"loss": "robust", "label_smoothing": 0.1}),
         ("kto --desirable_weight 2 --undesirable_weight 0.5", "kto", "alignment", {"good": 2, "bad": 0.5}),
         ("reward --center_rewards_coefficient 0.01", "reward", "reward", {"center": 0.01}),
         ("orpo --beta 0.2", "dpo", "alignment", {"loss": "orpo", "beta": 0.2, "sft_prompt": True}),
@@ -174,7 +177,7 @@ def test_trls_methods(words, stage, section, expected):
 
 def test_what_trl_asks_for_in_vain():
     asked = {
-        "dpo --loss_type robust": "loss_type",
+        "dpo --loss_type aot": "loss_type",
         "dpo --loss_type sigmoid ipo": "loss_type",
         "dpo --loss_weights 0.5": "loss_weights",
         "dpo --sync_ref_model": "sync_ref_model",

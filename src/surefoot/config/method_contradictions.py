@@ -121,6 +121,10 @@ def losses(config: RunConfig) -> Iterator[Problem]:
             what = f"only the loss {named} reads it, but the loss is {given.loss}"
             fix = f"leave it out, or set {key_of_loss} to {' or '.join(readers)}"
             yield problem(f"{method.section}.{key}", what, fix, key_of_loss)
+    for key in config.loss.positive:
+        if not getattr(given, key):
+            what = f"must be above 0: the loss {given.loss} divides by it"
+            yield problem(f"{method.section}.{key}", what, "set it, such as to 0.001", key_of_loss)
 
 
 def references(config: RunConfig) -> Iterator[Problem]:

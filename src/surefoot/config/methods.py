@@ -43,14 +43,16 @@ class RewardConfig(Section):
 class AlignmentConfig(Section):
     loss: PairLoss | OwnFunction = "sigmoid"
     """dpo only. sigmoid: DPO (Rafailov et al. 2023). ipo: Azar et al. 2023. hinge: Zhao et al. 2023 (SLiC). orpo: Hong
-    et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. FILE.py:FUNCTION, MODULE:FUNCTION or
-    entry_point:NAME: a custom loss, (pairs, constants) -> loss per pair. Without a reference: orpo, simpo and
+    et al. 2024. simpo: Meng et al. 2024. cpo: Xu et al. 2024. sigmoid_norm: DPO per token. robust: Chowdhury et al.
+    2024. exo_pair: Ji et al. 2024. nca_pair: Chen et al. 2024. bco_pair: Jung et al. 2024. sppo_hard: Wu et al. 2024.
+    apo_zero: D'Oosterlinck et al. 2024. apo_down: the same. discopop: Lu et al. 2024. FILE.py:FUNCTION, MODULE:FUNCTION
+    or entry_point:NAME: a custom loss, (pairs, constants) -> loss per pair. Without a reference: orpo, simpo and
     cpo."""
     beta: Positive = 0.1
     """Strength of the penalty for leaving the reference; orpo: weight of the odds ratio; simpo, cpo: scale of the
     reward."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), Number] = 0.0
-    """sigmoid and cpo only: assumed fraction of pairs with swapped labels (conservative DPO)."""
+    """sigmoid, cpo, robust and exo_pair only: assumed fraction of pairs with swapped labels (conservative DPO)."""
     margin: NonNegative = 0.5
     """simpo only: target margin between the rewards of the two answers, gamma in the paper."""
     sft: NonNegative = 0.0

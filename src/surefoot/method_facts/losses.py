@@ -25,6 +25,7 @@ class LossFacts:
     keys: keys of the method's section that this loss reads and losses without them refuse; keys that no row lists are
         read by all, except for
     unread: keys that this loss does not read and refuses.
+    positive: of `keys`, those that must be above 0.
     sft: weight of the cross entropy of the chosen answers that is part of the loss by definition; it is added to the
         result of the loss's function.
     compared: what it compares, as the reason in the plan.
@@ -33,6 +34,7 @@ class LossFacts:
     reference: bool
     keys: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
     sft: float = 0.0
     compared: str = ""
 
@@ -45,6 +47,15 @@ PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
         "orpo": LossFacts(reference=False, sft=1.0),
         "simpo": LossFacts(reference=False, keys=("margin",)),
         "cpo": LossFacts(reference=False, keys=("label_smoothing",), sft=1.0),
+        "sigmoid_norm": LossFacts(reference=True),
+        "robust": LossFacts(reference=True, keys=("label_smoothing",)),
+        "exo_pair": LossFacts(reference=True, keys=("label_smoothing",), positive=("label_smoothing",)),
+        "nca_pair": LossFacts(reference=True),
+        "bco_pair": LossFacts(reference=True),
+        "sppo_hard": LossFacts(reference=True),
+        "apo_zero": LossFacts(reference=True),
+        "apo_down": LossFacts(reference=True),
+        "discopop": LossFacts(reference=True),
     }
 )
 

@@ -190,7 +190,7 @@ def test_twin_a_default_of_another_version_is_found(build, tmp_path, kind, chang
     ("kind", "arguments", "name"),
     [
         ("dpo", {"f_divergence_type": "js_divergence"}, "f_divergence_type"),
-        ("dpo", {"loss_type": "robust", "label_smoothing": 0.1}, "loss_type"),
+        ("dpo", {"loss_type": "aot"}, "loss_type"),
         ("dpo", {"use_weighting": True}, "use_weighting"),
         ("kto", {"loss_type": "apo_zero_unpaired"}, "loss_type"),
     ],

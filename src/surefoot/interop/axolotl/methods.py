@@ -14,7 +14,7 @@ from surefoot.interop.backward import equals, never, true_if, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Row, all_listed, by_name, joint, listed, number, refused, text, truth
 from surefoot.interop.trl.group import GRPO_ROWS, set_grpo
-from surefoot.interop.trl.methods import set_dpo_losses, set_orpo_prompt
+from surefoot.interop.trl.methods import LABELS, ONE_LOSS, set_dpo_losses, set_orpo_prompt
 from surefoot.interop.trl.rewards import written
 
 # rl -> (surefoot stage, surefoot loss)
@@ -29,7 +29,9 @@ METHODS: Mapping[str, tuple[str, str | None]] = {
 BETA = 0.1  # TRL's default for every method
 _LEAVE = "leave it out"
 _OWN = {
-    "dpo": ("dpo_loss_type", "dpo_loss_weights", "precompute_ref_log_probs", "rl_adapter_ref_model"),
+    "dpo": (
+        "dpo_loss_type", "dpo_loss_weights", "dpo_label_smoothing", "precompute_ref_log_probs", "rl_adapter_ref_model",
+    ),  # fmt: skip
     "ipo": ("precompute_ref_log_probs", "rl_adapter_ref_model"),
     "kto": ("kto_desirable_weight", "kto_undesirable_weight", "rl_adapter_ref_model"),
     "orpo": ("orpo_alpha",),
@@ -82,9 +84,8 @@ ROWS: tuple[Row, ...] = (
           back=lambda ours: ours["alignment.sft"] if ours["alignment.loss"] == "simpo" else None),
     joint("kto_desirable_weight", None, ("alignment.good",), type=number),
     joint("kto_undesirable_weight", None, ("alignment.bad",), type=number),
-    listed("dpo_label_smoothing", None, "TRL does not apply it to sigmoid, ipo and hinge"),
-    joint("dpo_loss_type", None, ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft",
-          back=back.pair_losses),
+    joint("dpo_label_smoothing", None, ("alignment.label_smoothing",), LABELS, type=number),
+    joint("dpo_loss_type", None, ("alignment.loss", "alignment.sft"), ONE_LOSS, back=back.pair_losses),
     joint("dpo_loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1",
           back=back.pair_weights),
     joint("precompute_ref_log_probs", None, ("alignment.reference",), type=truth,
@@ -180,8 +181,8 @@ def set_prompted(draft: Draft) -> None:
 
 
 def _set_dpo(draft: Draft) -> None:
-    if not set_dpo_losses(draft, "dpo_loss_type", "dpo_loss_weights", "rl"):
-        draft.drop("the losses are not supported", "dpo_loss_type", "dpo_loss_weights")
+    if not set_dpo_losses(draft, "dpo_loss_type", "dpo_loss_weights", "dpo_label_smoothing", "rl"):
+        draft.drop("the losses are not supported", "dpo_loss_type", "dpo_loss_weights", "dpo_label_smoothing")
 
 
 def _set_kto(draft: Draft) -> None:

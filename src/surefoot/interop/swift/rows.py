@@ -228,7 +228,7 @@ PARTS = {**dict.fromkeys(_OF_TUNERS, "tuner_type"), "galore_": "use_galore", "sw
 
 # Names of TRL's rows that each rlhf_type has here too, and the defaults that differ.
 _THEIRS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "dpo": ("loss_type loss_weights", {}),
+    "dpo": ("loss_type loss_weights label_smoothing", {}),
     "cpo": ("loss_type cpo_alpha simpo_gamma label_smoothing", {"simpo_gamma": 1.0}),
     "orpo": ("", {}),
     "kto": ("desirable_weight undesirable_weight", {}),
@@ -341,6 +341,4 @@ def rows_of(method: str) -> Mapping[str, Row]:
         theirs += all_listed("answers are counted in the log", log_completions=False)
     if method == "grpo":
         theirs.append(refused("teacher_model_name_or_path", None, "surefoot's GRPO learns from scores alone"))
-    if method == "dpo":
-        theirs.append(refused("label_smoothing", 0.0, "surefoot's translation smooths no labels of pairs"))
     return by_name(*trainer.ROWS, *_ELSEWHERE, *SHARED, *own, *theirs)

@@ -321,7 +321,7 @@ def _set_reference(draft: Draft, *, has: bool) -> None:
 
 
 def _set_dpo(draft: Draft) -> None:
-    if not set_dpo_losses(draft, "loss_type", "loss_weights", "rlhf_type"):
+    if not set_dpo_losses(draft, "loss_type", "loss_weights", "label_smoothing", "rlhf_type"):
         return
     if (weight := draft["rpo_alpha"]) is not None:
         draft.set("alignment.sft", weight, "rpo_alpha", why=_MEANS if weight else "")

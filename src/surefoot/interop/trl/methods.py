@@ -32,7 +32,13 @@ from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
 _SYNCED = "surefoot's reference model never changes"
 _ENCODER = "surefoot trains causal language models"
 _LEAVE = "leave it out"
-_LOSSES = ("sigmoid", "ipo", "hinge")
+_LOSSES = (
+    "sigmoid", "ipo", "hinge", "sigmoid_norm", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero",
+    "apo_down", "discopop",
+)  # fmt: skip
+_SMOOTHED = ("robust", "exo_pair")  # of them, those that TRL smooths
+LABELS = "robust and exo_pair only: TRL does not apply it to other losses"
+ONE_LOSS = "one of TRL's losses but aot and aot_unpaired, optionally with sft"
 
 
 def _dropped(value: bool) -> float | str:
@@ -69,9 +75,8 @@ _DPO: tuple[Row, ...] = (
     *_HANDBOOK,
     *_REFERENCE,
     carried("beta", 0.1, "alignment.beta"),
-    listed("label_smoothing", 0.0, "TRL does not apply it to sigmoid, ipo and hinge"),
-    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), "sigmoid, ipo or hinge, optionally with sft",
-          back=pair_losses),
+    joint("label_smoothing", 0.0, ("alignment.label_smoothing",), LABELS),
+    joint("loss_type", ["sigmoid"], ("alignment.loss", "alignment.sft"), ONE_LOSS, back=pair_losses),
     joint("loss_weights", None, ("alignment.sft",), "weight of sft; the other loss has weight 1",
           back=lambda ours: [1.0, ours["alignment.sft"]] if ours["alignment.sft"] else None),
     joint("precompute_ref_log_probs", False, ("alignment.reference",), back=equals("alignment.reference", "cached")),
@@ -79,7 +84,7 @@ _DPO: tuple[Row, ...] = (
     refused("f_divergence_type", "reverse_kl", "surefoot's DPO uses the reverse KL"),
     listed("f_alpha_divergence_coef", 0.5, "belongs to f_divergence_type"),
     refused("use_weighting", False, "surefoot weights all pairs equally"),
-    listed("discopop_tau", 0.05, "belongs to a loss that is not supported"),
+    refused("discopop_tau", 0.05, "surefoot's discopop has the paper's 0.05"),
 )  # fmt: skip
 _KTO: tuple[Row, ...] = (
     *_ALL,
@@ -131,10 +136,10 @@ _GKD: tuple[Row, ...] = (
 )
 
 
-def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
-    """Set alignment.loss and alignment.sft: one of three losses, optionally with cross entropy.
+def set_dpo_losses(draft: Draft, kind: str, weighing: str, smoothing: str, *also: str) -> bool:
+    """Set alignment.loss and alignment.sft: one loss, optionally with cross entropy.
 
-    kind, weighing: the tool's settings for the losses and their weights.
+    kind, weighing, smoothing: the tool's settings for the losses, their weights and label smoothing.
     also: other settings that decide the loss.
     Returns whether surefoot supports the losses.
     """
@@ -156,6 +161,10 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
         )
         return False
     draft.set("alignment.loss", main[0], *also, kind)
+    if main[0] in _SMOOTHED:
+        draft.set("alignment.label_smoothing", draft[smoothing] or 0.0, smoothing)
+    else:
+        draft.drop(f"TRL does not apply it to {main[0]}", smoothing)
     if "sft" in weight_of:
         draft.set("alignment.sft", float(weight_of["sft"]), kind, weighing)
     draft.note(weighing, "carried", "", "alignment.loss")
@@ -163,7 +172,7 @@ def set_dpo_losses(draft: Draft, kind: str, weighing: str, *also: str) -> bool:
 
 
 def _set_dpo(draft: Draft) -> None:
-    if not set_dpo_losses(draft, "loss_type", "loss_weights"):
+    if not set_dpo_losses(draft, "loss_type", "loss_weights", "label_smoothing"):
         return
     reference = "cached" if draft["precompute_ref_log_probs"] else "auto"
     draft.set("alignment.reference", reference, "precompute_ref_log_probs")

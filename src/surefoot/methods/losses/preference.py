@@ -6,9 +6,21 @@ of an answer, d = (log p(c) - log q(c)) - (log p(r) - log q(r)) and s the logist
     sigmoid   -(1 - e) log s(b d) - e log s(-b d)       DPO, Rafailov et al. 2023; e: label smoothing, Mitchell 2023
     hinge     max(0, 1 - b d)                           SLiC-HF, Zhao et al. 2023
     ipo       (d' - 1 / 2b)^2                           Azar et al. 2023; d' is d with each answer's part over its |y|
+    sigmoid_norm   -log s(b d')
+    robust    (-(1 - e) log s(b d) + e log s(-b d)) / (1 - 2e)     Chowdhury et al. 2024
+    exo_pair  s(b d) log(s(b d) / (1 - e)) + s(-b d) log(s(-b d) / e)     Ji et al. 2024
+    discopop  (1 - w) (-log s(b d)) + w exp(-b d), w = s(b d / 0.05)     Lu et al. 2024
     simpo     -log s(b (log p(c)/|c| - log p(r)/|r|) - m)          Meng et al. 2024; m: margin
     orpo      -b log s(log odds(c) - log odds(r)), odds = P / (1 - P), log P = log p(y) / |y|     Hong et al. 2024
     cpo       -(1 - e) log s(b h) - e log s(-b h), h = log p(c) - log p(r)     Xu et al. 2024
+
+or, with C = log p(c) - log q(c) and R = log p(r) - log q(r), each answer against the reference:
+
+    nca_pair  -log s(b C) - log s(-b C) / 2 - log s(-b R) / 2     Chen et al. 2024
+    bco_pair  -log s(b C) - log s(-b R)                           Jung et al. 2024, without its moving threshold
+    sppo_hard (C - 1 / 2b)^2 + (R + 1 / 2b)^2                     Wu et al. 2024, with probabilities 1 and 0
+    apo_zero  1 - s(b C) + s(b R)                                 D'Oosterlinck et al. 2024
+    apo_down  s(b C) + 1 - s(b (C - R))                           the same
 
 plus `sft` times the cross entropy of the chosen answers, a mean over all their tokens in the optimizer step, or with
 `prompts` also over those of their prompts, as in TRL's ORPO. ORPO and CPO include it with weight 1 by definition. A
@@ -77,7 +89,7 @@ class Constants:
     """Constants of the formulas above, named as in the config's `alignment`. Those of single losses have a default.
 
     beta: b above.
-    label_smoothing: e, for sigmoid and cpo.
+    label_smoothing: e, for sigmoid, robust, exo_pair and cpo.
     margin: m, for simpo.
     """
 
@@ -191,8 +203,64 @@ def _hinge(pairs: Pairs, constants: Constants) -> torch.Tensor:
 
 def _ipo(pairs: Pairs, constants: Constants) -> torch.Tensor:
     """Per token, as the paper's authors confirmed to TRL: a sum would grow with the answers' lengths."""
-    difference = pairs.chosen_ratio / pairs.chosen_tokens - pairs.rejected_ratio / pairs.rejected_tokens
-    return (difference - 1 / (2 * constants.beta)) ** 2
+    return (_of_means(pairs) - 1 / (2 * constants.beta)) ** 2
+
+
+def _of_means(pairs: Pairs) -> torch.Tensor:
+    return pairs.chosen_ratio / pairs.chosen_tokens - pairs.rejected_ratio / pairs.rejected_tokens
+
+
+def _sigmoid_norm(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    return -F.logsigmoid(constants.beta * _of_means(pairs))
+
+
+def _robust(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """Unbiased where a share e of the labels is swapped: the mean over the swap is DPO's loss of the right label."""
+    scaled, flipped = constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio), constants.label_smoothing
+    return (-(1 - flipped) * F.logsigmoid(scaled) + flipped * F.logsigmoid(-scaled)) / (1 - 2 * flipped)
+
+
+def _exo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """KL from the policy's preference to one that is wrong with probability e > 0."""
+    scaled, wrong = constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio), constants.label_smoothing
+    chosen = torch.sigmoid(scaled) * (F.logsigmoid(scaled) - math.log1p(-wrong))
+    return chosen + torch.sigmoid(-scaled) * (F.logsigmoid(-scaled) - (math.log(wrong) if wrong else -math.inf))
+
+
+_DISCOPOP_TAU = 0.05  # the paper's, and TRL's default
+
+
+def _discopop(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    scaled = constants.beta * (pairs.chosen_ratio - pairs.rejected_ratio)
+    share = torch.sigmoid(scaled / _DISCOPOP_TAU)
+    return -F.logsigmoid(scaled) * (1 - share) + torch.exp(-scaled) * share
+
+
+def _nca(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    chosen, rejected = _over_reference(pairs, constants)
+    return -F.logsigmoid(chosen) - 0.5 * F.logsigmoid(-chosen) - 0.5 * F.logsigmoid(-rejected)
+
+
+def _bco(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    chosen, rejected = _over_reference(pairs, constants)
+    return -F.logsigmoid(chosen) - F.logsigmoid(-rejected)
+
+
+def _sppo(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    goal = 0.5 / constants.beta
+    return (pairs.chosen_ratio - goal) ** 2 + (pairs.rejected_ratio + goal) ** 2
+
+
+def _apo_zero(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """For answers better than the model's own: the chosen one gains, the rejected one loses."""
+    chosen, rejected = _over_reference(pairs, constants)
+    return 1 - torch.sigmoid(chosen) + torch.sigmoid(rejected)
+
+
+def _apo_down(pairs: Pairs, constants: Constants) -> torch.Tensor:
+    """For answers worse than the model's own: both lose, the rejected one more."""
+    chosen, rejected = _over_reference(pairs, constants)
+    return torch.sigmoid(chosen) + 1 - torch.sigmoid(chosen - rejected)
 
 
 def _cpo(pairs: Pairs, constants: Constants) -> torch.Tensor:
@@ -280,6 +348,15 @@ LOSSES: Mapping[str, PairLoss] = joined(
         "orpo": PairLoss(_orpo, _per_token),
         "simpo": PairLoss(_simpo, _per_token),
         "cpo": PairLoss(_cpo, _summed),
+        "sigmoid_norm": PairLoss(_sigmoid_norm, _over_reference),
+        "robust": PairLoss(_robust, _over_reference),
+        "exo_pair": PairLoss(_exo, _over_reference),
+        "nca_pair": PairLoss(_nca, _over_reference),
+        "bco_pair": PairLoss(_bco, _over_reference),
+        "sppo_hard": PairLoss(_sppo, _over_reference),
+        "apo_zero": PairLoss(_apo_zero, _over_reference),
+        "apo_down": PairLoss(_apo_down, _over_reference),
+        "discopop": PairLoss(_discopop, _over_reference),
     },
     ("method_facts.losses.PAIR_LOSSES", "methods.losses.preference.LOSSES"),
 )
