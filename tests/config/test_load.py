@@ -233,6 +233,8 @@ CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it
     (("stage", "ppo"), ("ppo", "{kl_horizon: 5}")): ("ppo.kl_horizon", "ppo.kl_target"),
     (("stage", "ppo"), ("data", "{train: a/b, max_length: 256}")): ("data.max_length", "ppo.max_new_tokens"),
     (("parallel", "{engine: single, nproc: 2}"),): ("parallel.nproc", "parallel.engine"),
+    (("parallel", "{machines: 2}"),): ("parallel.machines", "parallel.nproc"),
+    (("parallel", "{engine: single, nproc: 1, machines: 2}"),): ("parallel.nproc", "parallel.engine"),
     (("optim", "{schedule: constant, floor: 0.1}"),): ("optim.floor", "optim.schedule"),
     (("parallel", "{engine: ddp, zero_stage: 3}"),): ("parallel.zero_stage", "parallel.engine"),
     (("parallel", "{engine: ddp, offload: all}"),): ("parallel.offload", "parallel.engine"),

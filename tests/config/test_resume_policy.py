@@ -78,6 +78,7 @@ WARNED = {
     "grpo.mismatch_bound",
     "parallel.engine",
     "parallel.nproc",
+    "parallel.machines",
     "parallel.zero_stage",
     "parallel.offload",
 } | {key for key, row in all_keys().items() if key.startswith("data.eval.") and not row.children}

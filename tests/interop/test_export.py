@@ -426,11 +426,18 @@ def with_(**keys: Any) -> Ours:
 
 @pytest.mark.parametrize(
     ("size", "asked", "processes", "expected"),
-    [(64, "auto", None, (1, 64)), (64, 8, None, (8, 8)), (12, 8, None, (4, 3)), (64, 8, 2, (8, 4)), (2, 1, 4, (1, 1))],
+    [
+        (64, "auto", {}, (1, 64)),
+        (64, 8, {}, (8, 8)),
+        (12, 8, {}, (4, 3)),
+        (64, 8, {"nproc": 2}, (8, 4)),
+        (64, 8, {"nproc": 2, "machines": 2}, (8, 2)),
+        (2, 1, {"nproc": 4}, (1, 1)),
+    ],
 )
-def test_examples_of_a_pass(size: int, asked: Any, processes: int | None, expected: tuple[int, int]) -> None:
+def test_examples_of_a_pass(size: int, asked: Any, processes: Any, expected: tuple[int, int]) -> None:
     """By hand: passes x examples x processes is the batch, as far as it divides."""
-    ours = with_(batch={"size": size, "micro": asked}, parallel={"nproc": processes})
+    ours = with_(batch={"size": size, "micro": asked}, parallel=processes)
     assert (micro(ours), passes(ours)) == expected
 
 

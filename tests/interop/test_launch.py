@@ -13,6 +13,8 @@ from surefoot.system.errors import InputError
 
 FILES = {
     "one.yaml": "distributed_type: 'NO'\nmixed_precision: bf16\nnum_processes: 1\nnum_machines: 1\n",
+    "two.yaml": "distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machines: 2\nmachine_rank: 1\n"
+    "main_process_ip: 10.0.0.1\nmain_process_port: 29501\n",
     "four.yaml": "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 4\nnum_machines: 1\n",
 }
 
@@ -65,12 +67,81 @@ def test_several_processes_are_counted(text, devices, count):
     assert command.facts.get("processes", 1) == count
 
 
-def test_several_machines_are_left_to_the_launcher():
+PLACE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
+SETTING, COMMAND = "SF-TRANSLATE-SETTING", "SF-TRANSLATE-COMMAND"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr 10.0.0.1 --master_port 29501 f.py",
+        "torchrun --nnodes 2:2 --nproc_per_node 4 --node_rank 1 --rdzv_endpoint 10.0.0.1:29501 f.py",
+        "accelerate launch --num_machines 2 --num_processes 8 --machine_rank 1 --main_process_ip 10.0.0.1 "
+        "--main_process_port 29501 f.py",
+        "accelerate launch --config_file two.yaml f.py",
+    ],
+)
+def test_several_machines_have_as_many_processes_each(text):
+    command = read(text)
+    assert (command.processes, command.machines) == (8, 2)
+    assert {name: command.environment.get(name) for name in PLACE} == PLACE
+
+
+def test_one_machine_gets_no_place():
+    command = read("torchrun --nproc_per_node 2 --master_port 29501 --node_rank 0 f.py")
+    assert command.machines == 1
+    assert not PLACE.keys() & command.environment.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "where"),
+    [
+        ("torchrun --nnodes 1:4 --nproc_per_node 1 finetune.py", SETTING, "--nnodes"),
+        ("torchrun --nnodes many finetune.py", SETTING, "--nnodes"),
+        ("deepspeed --num_nodes 2 --num_gpus 8 finetune.py", COMMAND, "deepspeed"),
+    ],
+)
+def test_machines_that_are_not_known_or_started_by_ssh_are_left_to_the_launcher(text, code, where):
     with pytest.raises(InputError) as caught:
-        read("torchrun --nnodes 2 --nproc_per_node 1 finetune.py", 1)
+        read(text, 1)
     (fault,) = caught.value.faults
-    assert (fault.code, fault.where) == (COMMAND, "torchrun")
+    assert (fault.code, fault.where) == (code, where)
     assert "docs/several-processes.md" in fault.fix
+
+
+TWO = "NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29501"
+BATCH = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+TUNED = "llamafactory-cli train --model_name_or_path m --stage sft --do_train --dataset d --template alpaca"
+FINETUNE = "finetune.py --base_model m --data_path d.json"
+
+
+@pytest.mark.parametrize(
+    ("before", "devices"),
+    [
+        (f"{TWO} NPROC_PER_NODE=4 FORCE_TORCHRUN=1 llamafactory-cli train", 1),
+        (f"{TWO} llamafactory-cli train", 4),
+        ("torchrun --nnodes 2 --node_rank 1 --nproc_per_node 4 --rdzv_endpoint 10.0.0.1:29501 src/train.py", 1),
+    ],
+)
+def test_the_machines_of_a_tool_share_the_step(before, devices):
+    words = f"{before} {TUNED.partition('train ')[2]} {BATCH}"
+    found = translate_command(shlex.split(words), Options(devices=devices))
+    assert found.config["parallel"] == {"nproc": 4, "machines": 2}
+    assert found.config["batch"]["size"] == 2 * 4 * 8
+    assert {name: found.environment.get(name) for name in PLACE} == PLACE
+
+
+def test_llamafactory_counts_machines_only_where_it_starts_torchrun():
+    found = told(f"{TWO} {TUNED} {BATCH}", {})
+    assert "parallel" not in found.config
+    assert found.config["batch"]["size"] == 8
+
+
+def test_processes_that_machines_cannot_share_evenly_are_refused():
+    words = f"accelerate launch --num_machines 2 --num_processes 3 --machine_rank 0 {FINETUNE}"
+    with pytest.raises(InputError) as caught:
+        told(words, {})
+    assert [fault.code for fault in caught.value.faults] == [COMMAND]
 
 
 PER_DEVICE = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
@@ -130,18 +201,11 @@ def told(text: str, environment: dict[str, str], devices: int = 1, **settings):
     return translate_command(shlex.split(text), options)
 
 
-TUNED = "llamafactory-cli train --model_name_or_path m --stage sft --do_train --dataset d --template alpaca"
-FINETUNE = "finetune.py --base_model m --data_path d.json"
-
-
-SETTING, COMMAND = "SF-TRANSLATE-SETTING", "SF-TRANSLATE-COMMAND"
-
-
 @pytest.mark.parametrize(
     ("text", "environment", "code", "name"),
     [
         (TUNED, {"NPROC_PER_NODE": "some"}, SETTING, "NPROC_PER_NODE"),
-        (TUNED, {"NNODES": "2"}, COMMAND, "NNODES"),
+        (TUNED, {"MAX_NNODES": "2"}, COMMAND, "MAX_NNODES"),
         (TUNED, {"USE_MODELSCOPE_HUB": "1"}, COMMAND, "USE_MODELSCOPE_HUB"),
         (FINETUNE, {"ACCELERATE_MIXED_PRECISION": "fp8"}, SETTING, "mixed_precision"),
         (FINETUNE, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, SETTING, "ACCELERATE_DYNAMO_BACKEND"),
@@ -156,7 +220,8 @@ def test_the_environment_of_the_process_counts_as_if_it_stood_in_the_command(tex
 
 
 def test_what_the_command_says_goes_before_the_environment():
-    told(f"NNODES=1 {TUNED}", {"NNODES": "2"})
+    forced = "FORCE_TORCHRUN=1 NPROC_PER_NODE=2"
+    assert told(f"{forced} NNODES=1 {TUNED}", {"NNODES": "2"}).config["parallel"] == {"nproc": 2}
     asked = told(f"ACCELERATE_MIXED_PRECISION=fp16 {FINETUNE}", {"ACCELERATE_MIXED_PRECISION": "bf16"})
     assert asked.config["precision"]["compute"] == "fp16"
 

@@ -489,7 +489,7 @@ def test_names_in_the_environment():
         return translate_command([*environment.split(), "llamafactory-cli", "train", *flags(REQUIRED)], OPTIONS)
 
     assert refused_settings(lambda: translated("NPROC_PER_NODE=four")) == ["NPROC_PER_NODE"]
-    for name in ("NNODES=2", "USE_MODELSCOPE_HUB=1"):
+    for name in ("MIN_NNODES=2", "USE_MODELSCOPE_HUB=1"):
         assert refused_settings(lambda name=name: translated(name), "SF-TRANSLATE-COMMAND") == [name.partition("=")[0]]
     notes = translated("FORCE_TORCHRUN=1 NNODES=1 DISABLE_VERSION_CHECK=1").notes[:3]
     assert [note.outcome for note in notes] == ["listed"] * 3

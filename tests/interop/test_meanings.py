@@ -169,7 +169,17 @@ def test_tune_runs_own_flags_stand_before_the_recipe(flags, count):
     assert found.get("parallel", {}).get("nproc") == count
 
 
-@pytest.mark.parametrize("flags", ["--nnodes 2", "--nproc_per_node none", "--standalone_please 1"])
+def test_tune_run_on_two_machines():
+    command = "tune run --nnodes 2 --nproc_per_node 4 --node_rank 1 --master_addr a lora_finetune_distributed"
+    found = translate_command([*command.split(), "--config", "c.yaml"], Options(read=lambda path: text_of("tune")))
+    assert {name: found.config["parallel"][name] for name in ("nproc", "machines")} == {"nproc": 4, "machines": 2}
+    assert {name: found.environment[name] for name in ("NODE_RANK", "MASTER_ADDR")} == {
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "a",
+    }
+
+
+@pytest.mark.parametrize("flags", ["--nnodes 1:2", "--nproc_per_node none", "--standalone_please 1"])
 def test_other_flags_of_tune_run_are_told_by_their_names(flags):
     command = f"tune run {flags} lora_finetune_distributed --config c.yaml".split()
     with pytest.raises(InputError) as caught:

@@ -200,9 +200,7 @@ def test_what_trl_is_told_in_vain():
 
     assert refused_settings(lambda: started("--num_processes 2 --accelerate_config mine")) == ["accelerate_config"]
     assert refused_settings(lambda: started("--num_processes many")) == ["num_processes"]
-    assert refused_settings(lambda: started("--num_processes 2 --num_machines 2"), "SF-TRANSLATE-COMMAND") == [
-        "accelerate"
-    ]
+    assert started("--num_processes 2 --num_machines 2").config["parallel"] == {"nproc": 1, "machines": 2}
 
 
 def test_trl_starts_a_process_for_each_device_as_accelerate_does():

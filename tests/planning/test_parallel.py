@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from helpers.faults import gives
 from helpers.plans import adapter_plan, precision_plan
-from surefoot.config.schema import ParallelConfig
+from surefoot.config.sections import ParallelConfig
 from surefoot.models.facts import facts_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.parallel import (

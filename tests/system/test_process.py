@@ -13,7 +13,8 @@ import torch
 
 from surefoot.system import process
 from surefoot.system.allocator import NO_THREAD_CACHE, is_glibc
-from surefoot.system.process import rank_environment, read_environment
+from surefoot.system.errors import EnvironmentFault
+from surefoot.system.process import Machines, find_machines, rank_environment, read_environment
 from surefoot.system.variables import LAUNCHED_THREADS, VARIABLES
 
 
@@ -31,7 +32,7 @@ def test_threads_that_surefoots_launcher_sets_are_no_wish_of_the_user(monkeypatc
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if users:
         monkeypatch.setenv("OMP_NUM_THREADS", users)
-    of_a_rank = rank_environment(0, 2, 29500, threads=2)
+    of_a_rank = rank_environment(0, 2, Machines(1, 0, "127.0.0.1", 29500), threads=2)
     assert of_a_rank["OMP_NUM_THREADS"] == (users or "2")  # what torch reads
     monkeypatch.setattr(os, "environ", of_a_rank)
     seen = read_environment()
@@ -39,6 +40,37 @@ def test_threads_that_surefoots_launcher_sets_are_no_wish_of_the_user(monkeypatc
     assert seen.get(LAUNCHED_THREADS) == (None if users else "2")
     of_a_rank["OMP_NUM_THREADS"] = "7"  # a wish inside a rank
     assert read_environment()["OMP_NUM_THREADS"] == "7"
+
+
+def test_ranks_of_several_machines_are_numbered_through():
+    place = Machines(3, 2, "10.0.0.1", 29501)
+    found = [rank_environment(local, 4, place, threads=1) for local in range(4)]
+    assert [one["RANK"] for one in found] == ["8", "9", "10", "11"]
+    assert [one["LOCAL_RANK"] for one in found] == ["0", "1", "2", "3"]
+    assert {one["WORLD_SIZE"] for one in found} == {"12"}
+    assert {one["MASTER_ADDR"] for one in found} == {"10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NODE_RANK", ""),
+        ("NODE_RANK", "2"),
+        ("NODE_RANK", "-1"),
+        ("MASTER_ADDR", ""),
+        ("MASTER_PORT", "0"),
+        ("MASTER_PORT", "many"),
+    ],
+)
+def test_a_machine_has_to_know_its_place(monkeypatch, name, value):
+    for usual in (("NODE_RANK", "1"), ("MASTER_ADDR", "10.0.0.1"), ("MASTER_PORT", "")):
+        monkeypatch.setenv(*usual)
+    assert find_machines(2) == Machines(2, 1, "10.0.0.1", 29500)  # the port that torchrun takes
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EnvironmentFault) as caught:
+        find_machines(2)
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.code) == (name, "SF-PARALLEL")
 
 
 @pytest.mark.parametrize(

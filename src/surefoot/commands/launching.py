@@ -1,6 +1,9 @@
-"""Run a command as several processes on this machine, and leave none behind.
+"""Run a command as several processes, and leave none behind.
 
     code = start_ranks(2, ["train", "run.yaml"], Path("runs/a"))
+
+With several machines the same command runs on each, and ranks are numbered through: machine 1 of two with eight
+processes each starts 8 to 15.
 
 Each child runs `python -m surefoot` with the same arguments and reads its rank from the environment. Rank 0 writes to
 the screen. The output of the others goes to ranks/rank-N.log once the run folder exists; only their error lines also
@@ -39,17 +42,21 @@ _ERROR = re.compile(rb"(.*: )?(internal )?error: ")
 _UNWRITTEN = 1 << 20  # bytes of output kept until the run folder exists
 
 
-def start_ranks(count: int, words: Sequence[str], run: Path) -> int:
+def start_ranks(count: int, words: Sequence[str], run: Path, machines: process.Machines | None = None) -> int:
     """Run `surefoot *words` on several ranks and return the exit code of the run.
 
-    count: number of ranks.
+    count: number of ranks on this machine.
     words: the arguments after `surefoot`.
     run: the run folder, which need not exist yet.
+    machines: this one's place among several; None: it is the only one.
     """
-    port, threads = _free_port(), max(1, hardware.usable_cores() // count)
+    machines = machines or process.Machines(1, 0, "127.0.0.1", _free_port())
+    threads = max(1, hardware.usable_cores() // count)
     command = [sys.executable, "-m", "surefoot", *words]
+    first = machines.index * count
     children = [
-        _Child(rank, command, process.rank_environment(rank, count, port, threads), run) for rank in range(count)
+        _Child(first + local, command, process.rank_environment(local, count, machines, threads), run)
+        for local in range(count)
     ]
     with _Signals(children) as signals:
         try:

@@ -175,14 +175,20 @@ def _launch(config: RunConfig, mode: Mode, flags: TrainFlags, origin: Translatio
             from surefoot.report.library_messages import captured_libraries
             from surefoot.runs.precheck import check_before_torch
 
+            machines = process.find_machines(config.parallel.machines) if config.parallel.machines > 1 else None
             console.say(_beginning(config))
-            with captured_libraries(console):
-                commits = check_before_torch(config, mode, dry_run=flags.dry_run)
-            if count > 1:
+            if machines is None or machines.index == 0:  # the others would find the folder that machine 0 has made
+                with captured_libraries(console):
+                    commits = check_before_torch(config, mode, dry_run=flags.dry_run)
+            else:
+                console.say(
+                    f"machine {machines.index} of {machines.count}: {machines.address}, machine 0, prints the run"
+                )
+            if count > 1 or machines is not None:
                 from surefoot.commands.launching import start_ranks
 
                 typed = click.get_current_context().ensure_object(Invocation).typed
-                return start_ranks(count, typed, Path(config.output))
+                return start_ranks(count, typed, Path(config.output), machines)
         else:
             process.quiet_sockets()
             if launch.parent is not None:

@@ -261,8 +261,9 @@ def translated(
     mode: "resume", "overwrite", or None for what the script itself asks for.
     """
     from surefoot.interop.draft import with_overrides
+    from surefoot.interop.launch import in_processes
     from surefoot.interop.takeover import check_taken, translation_of
-    from surefoot.interop.translation import as_yaml, in_processes, with_mode
+    from surefoot.interop.translation import as_yaml, with_mode
     from surefoot.system import durable
 
     taken = session.taken()
@@ -272,7 +273,7 @@ def translated(
     if changed:
         echo(f"caution: the script now hands over other {', '.join(changed)}; the run goes on with what it began with")
     found = translation_of(taken, command, options)
-    found = with_mode(with_overrides(in_processes(found, command.processes, command.engine), own), mode)
+    found = with_mode(with_overrides(in_processes(found, command), own), mode)
     if found.config.get("adapter", {}).get("publish", "adapter") != "adapter":
         fix = "leave it out; surefoot export merges the adapter afterwards"
         raise InputError(Fault("adapter.publish", "must be adapter: the script goes on with it", fix, "SF-USE-FLAG"))

@@ -10,8 +10,8 @@ from typing import Any
 
 from surefoot.config.methods import AlignmentConfig, PpoConfig
 from surefoot.config.problems import Problem
-from surefoot.config.schema import ParallelConfig, RunConfig
-from surefoot.config.sections import DataConfig
+from surefoot.config.schema import RunConfig
+from surefoot.config.sections import DataConfig, ParallelConfig
 from surefoot.method_facts.losses import GROUP_LOSSES, NO_REFERENCE, read_by
 from surefoot.method_facts.methods import METHODS, SECTIONS, methods_of
 from surefoot.system.locations import is_address, is_function
@@ -288,9 +288,12 @@ def addresses(config: RunConfig) -> Iterator[Problem]:
 
 def parallel(config: RunConfig) -> Iterator[Problem]:
     given, default = config.parallel, ParallelConfig()
-    if given.engine == "single" and (given.nproc or 1) > 1:
-        what = f"parallel.engine: single runs one process, not {given.nproc}"
+    if given.engine == "single" and (count := (given.nproc or 1) * given.machines) > 1:
+        what = f"parallel.engine: single runs one process, not {count}"
         yield problem("parallel.nproc", what, "leave one of them out", "parallel.engine")
+    if given.machines > 1 and given.nproc is None:
+        what = f"each of {given.machines} machines has to know how many processes to start"
+        yield problem("parallel.machines", what, "set parallel.nproc, or use torchrun without both", "parallel.nproc")
     if given.zero_stage != default.zero_stage and given.engine != "deepspeed":
         what = f"belongs to DeepSpeed, but parallel.engine is {given.engine}"
         yield problem(

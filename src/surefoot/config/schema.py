@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
-from surefoot.config.sections import AdapterShape, DataConfig, PartRate, TokenizerConfig
+from surefoot.config.sections import AdapterShape, DataConfig, ParallelConfig, PartRate, TokenizerConfig
 from surefoot.config.types import (
     CompileMode,
     Count,
@@ -258,24 +258,6 @@ class SamplesConfig(Section):
     """Number of evaluation prompts to answer and log at each evaluation."""
     max_new_tokens: Count = 64
     """Maximum tokens per answer."""
-
-
-class ParallelConfig(Section):
-    engine: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
-    """How several processes share the work. ddp: each has the whole model. fsdp2, deepspeed: weights, gradients and
-    optimizer state are sharded. auto: single for one process; for several, the first of ddp and fsdp2 that fits."""
-    nproc: Annotated[Count | None, Field(examples=[2])] = None
-    """Processes to start on this machine; null: those of the launcher (torchrun, accelerate, deepspeed), or 1."""
-    zero_stage: Annotated[int, Field(ge=1, le=3), Number] = 2
-    """deepspeed only: what is sharded. 1: optimizer state. 2: also gradients. 3: also weights."""
-    offload: Literal["none", "optimizer", "all"] = "none"
-    """What lies in host memory. optimizer (one process, deepspeed): fp32 weights, gradients and optimizer state, and
-    the CPU takes the step. all (fsdp2, ZeRO 3): sharded weights too."""
-    check_every: Count = 100
-    """ddp: compare the ranks' weights by hash every N steps."""
-    timeout: Positive = 1800.0
-    """Seconds that a rank waits for the others before it gives up; a dead or stopped rank is detected within a
-    minute."""
 
 
 class RunConfig(Section):

@@ -1,5 +1,4 @@
-"""Config sections of tokens (`TokenizerConfig`) and data (`DataConfig`, `SourceConfig`), and the shape of every adapter
-(`AdapterShape`)."""
+"""Config sections of tokens, data and processes, and the shape of every adapter (`AdapterShape`)."""
 
 from __future__ import annotations
 
@@ -184,3 +183,24 @@ def plain_sources(sources: tuple[SourceConfig, ...]) -> Any:
 def _plain(source: SourceConfig) -> Any:
     given = source.model_dump(mode="json", exclude_defaults=True)
     return source.path if given.keys() == {"path"} and source.path != "none" else given
+
+
+class ParallelConfig(Section):
+    engine: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
+    """How several processes share the work. ddp: each has the whole model. fsdp2, deepspeed: weights, gradients and
+    optimizer state are sharded. auto: single for one process; for several, the first of ddp and fsdp2 that fits."""
+    nproc: Annotated[Count | None, Field(examples=[2])] = None
+    """Processes to start on this machine; null: those of the launcher (torchrun, accelerate, deepspeed), or 1."""
+    machines: Count = 1
+    """Machines on which the same command starts nproc processes each. NODE_RANK says which one this is, from 0, and
+    MASTER_ADDR and MASTER_PORT (29500) where machine 0 listens."""
+    zero_stage: Annotated[int, Field(ge=1, le=3), Number] = 2
+    """deepspeed only: what is sharded. 1: optimizer state. 2: also gradients. 3: also weights."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What lies in host memory. optimizer (one process, deepspeed): fp32 weights, gradients and optimizer state, and
+    the CPU takes the step. all (fsdp2, ZeRO 3): sharded weights too."""
+    check_every: Count = 100
+    """ddp: compare the ranks' weights by hash every N steps."""
+    timeout: Positive = 1800.0
+    """Seconds that a rank waits for the others before it gives up; a dead or stopped rank is detected within a
+    minute."""

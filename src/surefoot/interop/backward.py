@@ -173,7 +173,14 @@ def _each(ours: Ours) -> int:
 
 
 def processes(ours: Ours) -> int:
-    return ours["parallel.nproc"] or 1
+    """Processes of a step, on all machines."""
+    return (ours["parallel.nproc"] or 1) * ours["parallel.machines"]
+
+
+def launch_flags(ours: Ours) -> list[str]:
+    """Flags of accelerate. Of several machines each also needs its own number and the address of the first."""
+    machines = ours["parallel.machines"]
+    return ["--num_processes", str(processes(ours)), *(["--num_machines", str(machines)] if machines > 1 else [])]
 
 
 USUAL_LENGTH = 2048  # what data.max_length: auto is for most models

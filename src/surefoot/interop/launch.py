@@ -3,8 +3,8 @@
     command = read_command(["CUDA_VISIBLE_DEVICES=0", "accelerate", "launch", "finetune.py", "--lora_r", "8"], options)
     command.program, command.arguments         # "finetune.py", ("--lora_r", "8")
 
-If a launcher starts several processes, surefoot starts as many (`parallel.nproc`). Launches over several machines are
-refused: there the launcher has to start surefoot itself. Nothing here runs a program.
+If a launcher starts several processes, surefoot starts as many (`parallel.nproc`), on each machine that the command is
+given on (`parallel.machines`). Nothing here runs a program.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from surefoot.config.yaml_scalars import scalar_or_text
 from surefoot.interop import launchers
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.translation import Note
+from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import plain_count, plain_truth
 from surefoot.system.redaction import hides, redacted
 
@@ -76,7 +76,8 @@ class Command:
         processes, also when this process is one of them.
     notes: notes on the launcher's flags.
     folder: working folder.
-    processes: number of processes that the launcher starts.
+    processes: number of processes that the launcher starts, on all machines.
+    machines: number of machines on which the command is given.
     engine: how they shard memory, as keys of `parallel`.
     """
 
@@ -89,6 +90,7 @@ class Command:
     notes: tuple[Note, ...] = ()
     folder: str = ""
     processes: int = 1
+    machines: int = 1
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -230,9 +232,10 @@ def _launched(
             words[name] = "true"
         if name not in _MODULE:
             launchers.check(name, scalar_or_text(words[name]), flag)
-            counts = name in launcher.count and words[name] != "1"
-            outcome = Note(shown, "carried", ("parallel.nproc",), "", flag)
-            notes.append(outcome if counts else Note(shown, "listed", (), launchers.reason_of(name), flag))
+            key = "machines" if name == launcher.machines else "nproc" if name in launcher.count else None
+            carried = Note(shown, "carried", (f"parallel.{key}",), "", flag)
+            listed = Note(shown, "listed", (), launchers.reason_of(name), flag)
+            notes.append(carried if key and words[name] != "1" else listed)
         at += 1
     if at == len(left):
         raise command_error(launcher.name, "starts no program", "name the script after its flags")
@@ -254,22 +257,57 @@ def started(
 ) -> Command:
     """Return the command as a launcher with these settings starts it. environment: variables that the launcher sees."""
     devices = launchers.devices(settled)
+    machines = machine_count(settled.get(launcher.machines, 1), f"--{launcher.machines}")
+    if machines > 1 and launcher is launchers.DEEPSPEED:
+        raise command_error(launcher.name, f"starts processes on {machines} machines, by ssh", MORE)
+    count = _processes(launcher, settled, environment, options)
+    place = launchers.place(settled) if machines > 1 else {}
     return replace(
         command,
-        environment={**command.environment, **({} if devices is None else {_DEVICES: devices})},
+        environment={**command.environment, **place, **({} if devices is None else {_DEVICES: devices})},
         facts={**command.facts, **{name: settled[name] for name in ("mixed_precision",) if name in settled}},
-        processes=_processes(launcher, settled, environment, options),
+        processes=count if launcher is launchers.ACCELERATE else count * machines,
+        machines=machines,
         engine=launchers.engine(settled),
     )
+
+
+def machine_count(value: Any, where: str) -> int:
+    """Return a launcher's number of machines. Raises InputError for a range, of which it would take those that come."""
+    least, _, most = str(value).strip().rpartition(":")
+    count = plain_count(most)
+    if not count or least not in ("", most):
+        raise setting_error(where, f"expected one number of machines, got {value}", MORE)
+    return count
+
+
+def in_processes(found: Translation, command: Command) -> Translation:
+    """Set `parallel` to the launcher's processes and machines, and to its engine if the tool has set none. Raises
+    InputError if the machines cannot share the processes evenly."""
+    own = found.config.get("parallel", {})
+    if command.processes == 1 or found.command != "train" or "machines" in own:
+        return found
+    parallel = {"nproc": command.processes, **(own if own.keys() - {"nproc"} else {**command.engine, **own})}
+    if (machines := command.machines) > 1:
+        each, left = divmod(parallel["nproc"], machines)
+        if left or not each:
+            what = f"{parallel['nproc']} processes on {machines} machines: surefoot starts as many on each"
+            raise command_error(command.launcher or command.name, what, "name a multiple")
+        parallel |= {"nproc": each, "machines": machines}
+    return replace(found, config={**found.config, "parallel": parallel})
+
+
+def machines_of(command: Command) -> int:
+    """Return the number of machines of a launcher, or of NNODES for tools that start their own. Raises InputError."""
+    if command.launcher:
+        return command.machines
+    return machine_count(command.environment.get("NNODES", "").strip() or 1, "NNODES")
 
 
 def _processes(
     launcher: launchers.Launcher, settled: Mapping[str, Any], environment: Mapping[str, str], options: Options
 ) -> int:
-    """Return how many processes the launcher starts here. Raises InputError for several machines."""
-    machines = next((settled[name] for name in launcher.machines if name in settled), 1)
-    if str(machines).rpartition(":")[2] != "1":
-        raise command_error(launcher.name, f"asks for {machines} machines, and surefoot runs on one machine", MORE)
+    """Return how many processes the launcher starts: accelerate's on all machines, others' on each."""
     count = next((settled[name] for name in launcher.count if name in settled), None)
     if settled.get("distributed_type") == "NO" and not settled.get("multi_gpu"):
         count = 1  # accelerate starts one then, whatever num_processes says

@@ -19,12 +19,12 @@ from surefoot.system.errors import Fault, InputError
 
 @dataclass(frozen=True)
 class Launcher:
-    """with_value: flags that take a value. count: flags for processes per machine. machines: flags for machines."""
+    """with_value: flags that take a value. count: flags for processes per machine. machines: flag for machines."""
 
     name: str
     with_value: frozenset[str]
     count: tuple[str, ...]
-    machines: tuple[str, ...]
+    machines: str
 
 
 def _names(text: str) -> frozenset[str]:
@@ -66,7 +66,7 @@ ACCELERATE = Launcher(
     "accelerate launch",
     _names(_ACCELERATE_OWN) | {"fsdp"} | {f"{group}_{one}" for group, held in _GROUPS.items() for one in _names(held)},
     ("num_processes",),
-    ("num_machines",),
+    "num_machines",
 )
 TORCHRUN = Launcher(
     "torchrun",
@@ -77,7 +77,7 @@ TORCHRUN = Launcher(
         "shutdown_timeout signals_to_handle"
     ),
     ("nproc_per_node",),
-    ("nnodes",),
+    "nnodes",
 )
 DEEPSPEED = Launcher(
     "deepspeed",
@@ -87,7 +87,7 @@ DEEPSPEED = Launcher(
         "elastic_training_id_prefix venv_script"
     ),
     ("num_gpus",),
-    ("num_nodes",),
+    "num_nodes",
 )
 
 OF_THE_LAUNCH = "is about starting processes, which surefoot does itself"
@@ -95,6 +95,15 @@ _MEMORY = "shards memory between processes; one process holds everything, and re
 _PROGRAMS_OWN = "the program's own setting decides, as with Trainer"
 _RECOMPUTES = "saves memory; surefoot recomputes activations when a run needs it (gradient_checkpointing)"
 _DEVICES = "chooses the devices that the run sees"
+_PLACES = {
+    "node_rank": "NODE_RANK",
+    "machine_rank": "NODE_RANK",
+    "master_addr": "MASTER_ADDR",
+    "main_process_ip": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "main_process_port": "MASTER_PORT",
+}
+PLACE = "tells several machines which one each is, and where the first one listens"
 _REASONS = {
     "mixed_precision": "sets the precision unless the program sets it",
     "num_processes": "one process",
@@ -112,6 +121,7 @@ _REASONS = {
     "i": _DEVICES,
     "use_cpu": "the run sees no accelerator",
     "cpu": "the run sees no accelerator",
+    **dict.fromkeys((*_PLACES, "rdzv_endpoint"), PLACE),
 }
 _REFUSED = {
     "deepspeed_config_file": "holds DeepSpeed settings, which surefoot reads from the program's own deepspeed: FILE",
@@ -207,6 +217,14 @@ def engine(settled: Mapping[str, Any]) -> dict[str, Any]:
         offload = plain_truth(given.get("fsdp_offload_params", False))
         return {"engine": "fsdp2"} | ({"offload": "all"} if offload else {})
     return {}
+
+
+def place(settled: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that tell a machine its number, and where machine 0 listens."""
+    address, _, port = str(settled.get("rdzv_endpoint") or "").rpartition(":")
+    found = {"MASTER_ADDR": address, "MASTER_PORT": port}
+    found |= {_PLACES[name]: str(value) for name, value in settled.items() if name in _PLACES and value is not None}
+    return {name: value for name, value in found.items() if value}
 
 
 def devices(settled: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from surefoot.interop import deepspeed_chat, measuring
 from surefoot.interop.axolotl import AXOLOTL
 from surefoot.interop.faults import command_error
 from surefoot.interop.finetune import FINETUNE
-from surefoot.interop.launch import Command, Options, is_read, read_command
+from surefoot.interop.launch import Command, Options, in_processes, is_read, read_command
 from surefoot.interop.llamafactory.tool import LLAMAFACTORY
 from surefoot.interop.script import SCRIPT
 from surefoot.interop.settings import asks_for_help, described
@@ -27,7 +27,7 @@ from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import NO_LINES, ToolLog
 from surefoot.interop.torchtune import TORCHTUNE
 from surefoot.interop.train_sft import TRAIN_SFT
-from surefoot.interop.translation import Translation, in_processes
+from surefoot.interop.translation import Translation
 from surefoot.interop.trl import TRL
 from surefoot.system.errors import InputError
 
@@ -46,7 +46,7 @@ def translate_command(words: Sequence[str], options: Options) -> Translation:
     of_its_file = _tool_of_its_file(command, options)
     for tool in tools() if of_its_file is None else (of_its_file,):
         if tool is of_its_file or tool.claims_command(command):
-            found = in_processes(tool.from_command(command, options), command.processes, command.engine)
+            found = in_processes(tool.from_command(command, options), command)
             check_resumed(found, options)
             noted = [(note, tool.environment_note(note)) for note in command.notes]
             given = {word.partition("=")[0] for word in words}
@@ -72,6 +72,9 @@ def own_script(words: Sequence[str], options: Options) -> Command | None:
     tool = next((tool for tool in tools() if tool.claims_command(command)), None)
     if find_script(command, options) is None:
         return None
+    if command.machines > 1:
+        what = f"starts the script on {command.machines} machines; surefoot takes scripts over on one"
+        raise command_error(command.launcher, what, "translate it there, and train the YAML on all of them")
     # A tool's script of that name: those need arguments, and TRL's own read them with its TrlParser.
     if tool is not SCRIPT and command.arguments and (tool is not TRL or "TrlParser" in options.read(command.program)):
         return None

@@ -74,14 +74,6 @@ def said_keys(found: Translation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for note in found.notes if note.outcome != "assumed" for key in note.keys))
 
 
-def in_processes(found: Translation, count: int, engine: Mapping[str, Any] | None = None) -> Translation:
-    """Set `parallel` to the launcher's processes and engine, if it starts several and the tool has set no engine."""
-    own = found.config.get("parallel", {})
-    if count == 1 or found.command != "train" or own.keys() - {"nproc"}:
-        return found
-    return replace(found, config={**found.config, "parallel": {"nproc": count, **(engine or {}), **own}})
-
-
 GivenMode = Literal["resume", "overwrite"]
 MODES = tuple(f"--{mode}" for mode in get_args(GivenMode))
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from surefoot.config.schema import OptimConfig, ParallelConfig
+from surefoot.config.schema import OptimConfig
+from surefoot.config.sections import ParallelConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning import memory
 from surefoot.planning.notes import Notes

@@ -41,7 +41,7 @@ def ranks_facts(config: RunConfig) -> RanksFacts:
     if launch is not None:
         return RanksFacts(launch.world, launch.local_world, config.parallel.nproc is not None)
     count = config.parallel.nproc or 1
-    return RanksFacts(count, count, config.parallel.nproc is not None)
+    return RanksFacts(count * config.parallel.machines, count, config.parallel.nproc is not None)
 
 
 def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
@@ -63,17 +63,23 @@ def find_ranks(config: RunConfig) -> tuple[Ranks, int | None]:
 def check_launch(config: RunConfig) -> None:
     """Raise InputError if the config requests another number of processes than are running. For callers that run the
     config in this process."""
-    launch, requested = process.find_launch(), config.parallel.nproc
-    here = 1 if launch is None else launch.local_world
-    if requested is None or requested == here:
+    launch, nproc, machines = process.find_launch(), config.parallel.nproc, config.parallel.machines
+    if nproc is None:
         return
     if launch is None:
-        fix = "run `surefoot train` or torchrun, which start processes"
-        raise InputError(
-            Fault("parallel.nproc", f"{requested} processes are requested, but only one runs", fix, code="SF-PARALLEL")
-        )
-    what = f"{requested} processes on this machine are requested, but a launcher started {here}"
-    raise InputError(Fault("parallel.nproc", what, "leave it out under a launcher", code="SF-PARALLEL"))
+        if nproc * machines > 1:
+            what = f"{nproc * machines} processes are requested, but only one runs"
+            raise _launched("nproc", what, "run `surefoot train` or torchrun, which start processes")
+    elif nproc != launch.local_world:
+        what = f"{nproc} processes on this machine are requested, but a launcher started {launch.local_world}"
+        raise _launched("nproc", what, "leave it out under a launcher")
+    elif machines not in (1, found := launch.world // nproc):  # 1: not given, so the launcher's number counts
+        what = f"{machines} machines are requested, but a launcher started processes on {found}"
+        raise _launched("machines", what, "leave it out under a launcher")
+
+
+def _launched(key: str, what: str, fix: str) -> InputError:
+    return InputError(Fault(f"parallel.{key}", what, fix, code="SF-PARALLEL"))
 
 
 def check_several(config: RunConfig, ranks: Ranks) -> None:

@@ -21,8 +21,8 @@ from surefoot.system.variables import LAUNCHED_THREADS, VARIABLES
 # What other tools read that a command does not show: `NNODES=2 llamafactory-cli train`, or what a launcher sets.
 _LAUNCH_TEXT = """
 ACCELERATE_DYNAMO_BACKEND ACCELERATE_MIXED_PRECISION ACCELERATE_USE_CPU ALLOW_EXTRA_ARGS CUDA_VISIBLE_DEVICES
-FORCE_TORCHRUN MAX_NNODES MIN_NNODES NNODES NPROC_PER_NODE USE_MCA USE_MODELSCOPE_HUB USE_OPENMIND_HUB USE_RAY
-WANDB_MODE WANDB_PROJECT WORLD_SIZE
+FORCE_TORCHRUN MASTER_ADDR MASTER_PORT MAX_NNODES MIN_NNODES NNODES NODE_RANK NPROC_PER_NODE USE_MCA USE_MODELSCOPE_HUB
+USE_OPENMIND_HUB USE_RAY WANDB_MODE WANDB_PROJECT WORLD_SIZE
 """
 LAUNCH_NAMES = tuple(_LAUNCH_TEXT.split())
 # glibc reads them when a program starts. LD_PRELOAD may bring an allocator of its own.
@@ -104,11 +104,10 @@ def find_launch() -> Launch | None:
         what = f"is {given['WORLD_SIZE']}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"
         raise _inconsistent("WORLD_SIZE", what, fix)
     given |= {name: given[name] or usual for name, usual in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"))}
-    for name in (*names, "MASTER_PORT", LAUNCHER):
+    for name in (*names, LAUNCHER):
         if given[name] and not given[name].isdecimal():
             raise _inconsistent(name, f"is {given[name]!r}, not a number", fix)
-    if not 0 < int(given["MASTER_PORT"]) < 2**16:
-        raise _inconsistent("MASTER_PORT", f"is {given['MASTER_PORT']}", "name a free port, such as 29500")
+    _port(given["MASTER_PORT"])
     if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
         raise _inconsistent("RANK", f"is {given['RANK']}, and WORLD_SIZE is {given['WORLD_SIZE']}", fix)
     # A rank whose launcher has ended would wait for the others forever and keep its GPU.
@@ -122,16 +121,52 @@ def _inconsistent(name: str, what: str, fix: str) -> EnvironmentFault:
     return EnvironmentFault(Fault(name, what, fix, code="SF-PARALLEL"))
 
 
-def rank_environment(rank: int, world: int, port: int, threads: int) -> dict[str, str]:
-    """This process's environment for a child that is one of `world` on this machine. threads: for each of them, where
-    nobody said otherwise."""
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a run, each of which starts as many ranks.
+
+    index: this machine's, from 0.
+    address, port: where machine 0 listens.
+    """
+
+    count: int
+    index: int
+    address: str
+    port: int
+
+
+def find_machines(count: int) -> Machines:
+    """Return the place of this machine among `count`. Raises EnvironmentFault if the environment does not tell it."""
+    given = {name: os.environ.get(name, "").strip() for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
+    fix = f"start it on each with NODE_RANK=0 to {count - 1}, and MASTER_ADDR=the name of machine 0"
+    for name in ("NODE_RANK", "MASTER_ADDR"):
+        if not given[name]:
+            raise _inconsistent(name, f"is not set, and parallel.machines is {count}", fix)
+    index, port = given["NODE_RANK"], given["MASTER_PORT"] or _USUAL_PORT
+    if not index.isdecimal() or int(index) >= count:
+        raise _inconsistent("NODE_RANK", f"is {index}, and parallel.machines is {count}", fix)
+    return Machines(count, int(index), given["MASTER_ADDR"], _port(port))
+
+
+_USUAL_PORT = "29500"  # torchrun's
+
+
+def _port(given: str) -> int:
+    if not given.isdecimal() or not 0 < int(given) < 2**16:
+        raise _inconsistent("MASTER_PORT", f"is {given}", f"name a free port, such as {_USUAL_PORT}")
+    return int(given)
+
+
+def rank_environment(local_rank: int, local_world: int, machines: Machines, threads: int) -> dict[str, str]:
+    """This process's environment for a child that is one of `local_world` on this machine. threads: for each of them,
+    where nobody said otherwise."""
     own = {
-        "RANK": rank,
-        "WORLD_SIZE": world,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": world,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "RANK": machines.index * local_world + local_rank,
+        "WORLD_SIZE": machines.count * local_world,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_world,
+        "MASTER_ADDR": machines.address,
+        "MASTER_PORT": machines.port,
         LAUNCHER: os.getpid(),
     }
     if "OMP_NUM_THREADS" not in os.environ:

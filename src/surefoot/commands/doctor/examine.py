@@ -45,7 +45,8 @@ from surefoot.commands.doctor.steps import (
     waiting_line,
     workers_line,
 )
-from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.config.schema import RunConfig
+from surefoot.config.sections import ParallelConfig
 from surefoot.data.audit import Audit, cautions
 from surefoot.models.facts import facts_of
 from surefoot.planning.attention import EAGER_ROUNDS, ORDER, mask_reason

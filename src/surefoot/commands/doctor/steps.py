@@ -16,7 +16,8 @@ import torch
 
 from surefoot.commands.doctor.findings import BACKWARD, FP32, NEAR, WAIT, Finding, caution, fault, ok
 from surefoot.commands.doctor.passes import Observed, gain_of_eager, gain_of_kernel, gain_of_micro, gain_without_workers
-from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.config.schema import RunConfig
+from surefoot.config.sections import ParallelConfig
 from surefoot.data.batching.batch import Weighted
 from surefoot.data.batching.loader import own_batches
 from surefoot.planning.measurements import AttentionTrial, Measurements

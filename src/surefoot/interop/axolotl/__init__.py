@@ -19,9 +19,9 @@ from surefoot.interop.axolotl.rows import ALIASES, PARTS, ROWS
 from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
-from surefoot.interop.launch import Command, Options
+from surefoot.interop.launch import Command, Options, in_processes
 from surefoot.interop.tool import Target, Tool
-from surefoot.interop.translation import Note, Translation, in_processes
+from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 
 TOOL = "Axolotl"
@@ -50,7 +50,7 @@ def from_command(command: Command, options: Options) -> Translation:
             word = command.arguments[0] if command.arguments else "nothing"
             raise command_error("axolotl", f"{word} is not a training command", "surefoot reads `axolotl train CONFIG`")
         started = program_of(command, options)
-        found = in_processes(from_command(started, options), started.processes, started.engine)
+        found = in_processes(from_command(started, options), started)
         return replace(found, notes=(*started.notes, *found.notes))
     words, left = read_flags(command.arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]

@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.families.templates import OWN, OWN_OR, is_jinja
 from surefoot.interop import backward
 from surefoot.interop.axolotl.layouts import OF_ORPO, kinds, read_layout
-from surefoot.interop.backward import Ours, name_or_pattern, of_model, processes, variables
+from surefoot.interop.backward import Ours, launch_flags, name_or_pattern, of_model, processes, variables
 from surefoot.interop.shared_rules import written_split
 from surefoot.system.locations import data_kind
 
@@ -223,6 +223,5 @@ def sharding(ours: Ours) -> dict[str, Any] | None:
 
 
 def start(ours: Ours, method: str, path: str) -> list[str]:
-    count = processes(ours)
-    launch = ["accelerate", "launch", "--num_processes", str(count), "-m", "axolotl.cli.train", path]
-    return [*variables(ours), *(launch if count > 1 else ["axolotl", "train", path])]
+    launch = ["accelerate", "launch", *launch_flags(ours), "-m", "axolotl.cli.train", path]
+    return [*variables(ours), *(launch if processes(ours) > 1 else ["axolotl", "train", path])]

@@ -182,5 +182,7 @@ def reward_type(ours: Ours) -> str | None:
 
 
 def start(ours: Ours, method: str, path: str) -> list[str]:
-    count = processes(ours)
-    return [*variables(ours), *([f"NPROC_PER_NODE={count}"] if count > 1 else []), "llamafactory-cli", "train", path]
+    machines = ours["parallel.machines"]
+    several = [f"NPROC_PER_NODE={processes(ours) // machines}"] if processes(ours) > 1 else []
+    several += ["FORCE_TORCHRUN=1", f"NNODES={machines}"] if machines > 1 else []
+    return [*variables(ours), *several, "llamafactory-cli", "train", path]

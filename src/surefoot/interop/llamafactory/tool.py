@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from surefoot.interop import trainer
+from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import MORE, Command, Options, inherited, visible_devices
+from surefoot.interop.launch import MORE, Command, Options, in_processes, inherited, machines_of, visible_devices
 from surefoot.interop.llamafactory import back, v1
 from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
@@ -20,7 +20,7 @@ from surefoot.interop.llamafactory.rows import PARTS, ROWS
 from surefoot.interop.llamafactory.rules import RULES
 from surefoot.interop.settings import names, number, text, whole
 from surefoot.interop.tool import Target, Tool
-from surefoot.interop.translation import Note, Translation, in_processes
+from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import (
     Word,
     parse_document,
@@ -56,15 +56,12 @@ _ELSEWHERE = {
 }
 _ENVIRONMENT = {
     "FORCE_TORCHRUN": "surefoot starts its own processes",
-    "NNODES": "surefoot runs on one machine",
-    "NODE_RANK": "surefoot runs on one machine",
+    "NNODES": "the number of machines (parallel.machines)",
     "NPROC_PER_NODE": "the number of processes (parallel.nproc)",
-    "MASTER_ADDR": "surefoot chooses it",
-    "MASTER_PORT": "surefoot chooses it",
+    **dict.fromkeys(("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), launchers.PLACE),
     "MAX_RESTARTS": "surefoot resumes with --resume",
-    "RDZV_ID": "processes on one machine need no rendezvous",
-    "MIN_NNODES": "surefoot runs on one machine",
-    "MAX_NNODES": "surefoot runs on one machine",
+    "RDZV_ID": "surefoot's machines know their number",
+    **dict.fromkeys(("MIN_NNODES", "MAX_NNODES"), "the number of machines is fixed (parallel.machines)"),
     "DISABLE_VERSION_CHECK": "surefoot has no such check",
     "LLAMAFACTORY_VERBOSITY": "surefoot prints few lines",
     "RECORD_VRAM": "peak memory is always logged",
@@ -130,8 +127,7 @@ def _of_v1(words: Sequence[Word], options: Options, command: Command, stage: str
     given = v1.renamed(words)
     if any(word.name == "export_dir" for word in given):
         return export(given, "export", options)
-    facts = {**command.facts, "processes": _processes(command, options)}
-    return v1.translate(given, options, replace(command, facts=facts), stage)
+    return v1.translate(given, options, _launched(command, options), stage)
 
 
 def _split(command: Command) -> tuple[str, Sequence[str]]:
@@ -153,28 +149,33 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
 
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:
-    devices = _processes(command, options)
-    command = replace(command, facts={**command.facts, "processes": devices})
+    command = _launched(command, options)
     draft = Draft(DIALECT, words, command, options)
-    if devices > 1:
-        whole = f"{devices} x per_device_train_batch_size x gradient_accumulation_steps examples per step"
-        draft.assume(f"{devices} processes", whole, "batch.size", "parallel.nproc")
-    return in_processes(draft.finish("train"), devices, command.engine)
+    if (count := command.processes) > 1:
+        whole = f"{count} x per_device_train_batch_size x gradient_accumulation_steps examples per step"
+        draft.assume(f"{count} processes", whole, "batch.size", "parallel.nproc")
+    return in_processes(draft.finish("train"), command)
 
 
-def _processes(command: Command, options: Options) -> int:
-    """Return the number of processes: one per device, unless a launcher or the environment sets it."""
+def _launched(command: Command, options: Options) -> Command:
+    """Return the command with its processes: one per device, unless a launcher or the environment sets them."""
+    machines = machines_of(command)
     if command.launcher or "processes" in command.facts:
-        return command.facts.get("processes", 1)
-    requested = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
-    return requested if requested is not None else visible_devices(command.environment, {}, options)
+        count = command.facts.get("processes", 1)
+    else:
+        requested = plain_count(command.environment.get("NPROC_PER_NODE", "").strip())
+        each = requested if requested is not None else visible_devices(command.environment, {}, options)
+        if each == 1 and not plain_truth(command.environment.get("FORCE_TORCHRUN", False)):
+            machines = 1  # it starts torchrun, which reads the number, for several devices or when it has to
+        count = each * machines
+    return replace(command, facts={**command.facts, "processes": count}, processes=count, machines=machines)
 
 
 def _check_processes(environment: Mapping[str, str]) -> None:
-    for name in ("NNODES", "MIN_NNODES", "MAX_NNODES"):
+    for name in ("MIN_NNODES", "MAX_NNODES"):
         value = environment.get(name, "1").strip()
         if value not in ("", "1"):
-            raise command_error(name, f"asks for {value} machines, but surefoot runs on one", MORE)
+            raise command_error(name, f"takes {value} machines if they come; surefoot's number is fixed", MORE)
     value = environment.get("NPROC_PER_NODE", "").strip()
     if value not in ("", "gpu", "auto") and plain_count(value) is None:
         raise setting_error("NPROC_PER_NODE", f"expected a number of processes, got {value!r}")

@@ -16,7 +16,7 @@ from surefoot.config.dump import shown
 from surefoot.interop.backward import never
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import setting_error
-from surefoot.interop.launch import Command, Options
+from surefoot.interop.launch import Command, Options, in_processes
 from surefoot.interop.llamafactory import rules
 from surefoot.interop.llamafactory.methods import set_pairs
 from surefoot.interop.llamafactory.rows import ROWS as OTHER
@@ -45,7 +45,7 @@ from surefoot.interop.shared_rules import (
     switch,
 )
 from surefoot.interop.sharing import Names, set_sharing
-from surefoot.interop.translation import Translation, in_processes
+from surefoot.interop.translation import Translation
 from surefoot.interop.words import Word, parse_document
 from surefoot.system.errors import InputError
 
@@ -176,7 +176,8 @@ def translate(words: Sequence[Word], options: Options, command: Command, stage: 
     count = command.facts.get("processes", 1)
     draft = Draft(Dialect("LLaMA-Factory", ROWS, _RULES, parts=_PARTS), words, command, options)
     draft.facts["stage"] = stage
-    return in_processes(draft.finish("train"), draft.facts.get("processes", count), command.engine)
+    found = draft.finish("train")
+    return in_processes(found, replace(command, processes=draft.facts.get("processes", count)))
 
 
 def _set_data(draft: Draft) -> None:

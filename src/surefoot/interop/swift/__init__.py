@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.interop import trainer
+from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import MORE, Command, Options, inherited
+from surefoot.interop.launch import Command, Options, in_processes, inherited, machines_of
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.settings import truth
 from surefoot.interop.swift import rules
@@ -23,7 +23,7 @@ from surefoot.interop.swift.data import set_data, set_model
 from surefoot.interop.swift.rows import ALIASES, PARTS, RLHF_ALIASES, RLHF_PARTS, listed_names, rows_of
 from surefoot.interop.tool import Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
-from surefoot.interop.translation import Note, Translation, in_processes
+from surefoot.interop.translation import Note, Translation
 from surefoot.interop.trl.methods import METHODS
 from surefoot.interop.words import (
     Word,
@@ -52,7 +52,8 @@ _ENVIRONMENT = {
     "NPROC_PER_NODE": "the number of processes (parallel.nproc)",
     **dict.fromkeys(("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM"), "data.max_pixels, for Qwen's models that see"),
     **dict.fromkeys(("VIDEO_MAX_PIXELS", "VIDEO_MAX_TOKEN_NUM", "FPS_MAX_FRAMES", "FPS"), "surefoot reads no video"),
-    **dict.fromkeys(("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), "surefoot runs on one machine"),
+    "NNODES": "the number of machines (parallel.machines)",
+    **dict.fromkeys(("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"), launchers.PLACE),
 }
 
 
@@ -102,8 +103,8 @@ def from_file(path: str, text: str, overrides: Sequence[str], options: Options) 
 def _translated(verb: str, words: Sequence[Word], command: Command, options: Options) -> Translation:
     words, own = without_variables(words, "ENV")
     environment = {**own, **command.environment}
-    count = _processes(command, environment)
-    command = replace(command, environment=environment, facts={**command.facts, "processes": count})
+    command = _launched(replace(command, environment=environment))
+    count = command.processes
     given = {ALIASES.get(word.name, word.name): word.value for word in words if word.value is not None}
     method = ""
     if verb == "rlhf":
@@ -118,7 +119,7 @@ def _translated(verb: str, words: Sequence[Word], command: Command, options: Opt
     aliases = {**ALIASES, **(RLHF_ALIASES if method else {})}
     dialect = Dialect(NAME, rows, _rules(verb, method), aliases, parts=RLHF_PARTS if method else PARTS)
     found = Draft(dialect, words, command, options).finish("train")
-    return in_processes(found, count, command.engine)
+    return in_processes(found, command)
 
 
 def _defaults(given: Mapping[str, Any], verb: str, method: str, count: int) -> dict[str, Any]:
@@ -162,18 +163,16 @@ def _set_rate(draft: Draft) -> None:
     draft.set("optim.lr", draft["learning_rate"], "learning_rate")
 
 
-def _processes(command: Command, environment: Mapping[str, str]) -> int:
-    """Return the number of processes: torchrun's, else NPROC_PER_NODE, else one. Raises InputError."""
-    machines = environment.get("NNODES", "1").strip()
-    if machines not in ("", "1"):
-        raise command_error("NNODES", f"asks for {machines} machines, but surefoot runs on one", MORE)
-    if command.launcher:
-        return command.processes
-    asked = environment.get("NPROC_PER_NODE", "").strip()
-    count = plain_count(asked) if asked else 1
-    if not count:
-        raise setting_error("NPROC_PER_NODE", f"expected a number of processes from 1, got {asked!r}")
-    return count
+def _launched(command: Command) -> Command:
+    """Return the command with its processes: torchrun's, else NPROC_PER_NODE, else one. Raises InputError."""
+    count, machines = command.processes, machines_of(command)
+    if not command.launcher:
+        asked = command.environment.get("NPROC_PER_NODE", "").strip()
+        each = plain_count(asked) if asked else 1
+        if not each:
+            raise setting_error("NPROC_PER_NODE", f"expected a number of processes from 1, got {asked!r}")
+        count = each * machines
+    return replace(command, facts={**command.facts, "processes": count}, processes=count, machines=machines)
 
 
 def environment_note(note: Note) -> Note:

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from surefoot.config.yaml_scalars import scalar_or_text
+from surefoot.interop import launchers
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import MORE, Command, Options
+from surefoot.interop.launch import Command, Options, in_processes, started
 from surefoot.interop.tool import Tool
 from surefoot.interop.torchtune.data import set_data
 from surefoot.interop.torchtune.rows import ROWS
@@ -29,8 +31,8 @@ from surefoot.interop.torchtune.rules import (
     set_steps,
     set_teacher,
 )
-from surefoot.interop.translation import Translation, in_processes
-from surefoot.interop.words import Word, parse_document, plain_count, read_flat, read_pairs, top_keys
+from surefoot.interop.translation import Translation
+from surefoot.interop.words import Word, parse_document, read_flat, read_pairs, top_keys
 from surefoot.system.errors import InputError
 
 NAME = "torchtune"
@@ -55,8 +57,6 @@ def claims_file(path: str, text: str) -> bool:
     return {"tokenizer", "checkpointer"} <= keys and bool(keys & {"model", "policy_model"})
 
 
-_RENDEZVOUS = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id",
-               "max_restarts", "monitor_interval")  # fmt: skip
 _SHARED = {"engine": "fsdp2"}  # sharding of its distributed recipes; precision.qat only works with ddp
 
 
@@ -77,7 +77,7 @@ def from_command(command: Command, options: Options) -> Translation:
     if left[:1] != ["run"]:
         raise command_error(" ".join(("tune", *left[:1])), "is not a training command", "surefoot reads `tune run`")
     del left[0]
-    count = _launched(left)
+    launched = _launched(left, command, options)
     recipe = left.pop(0) if left else ""
     if recipe in _NO_TRAINING:
         raise command_error(f"tune run {recipe}", "is no training", "surefoot generate and surefoot evaluate are close")
@@ -100,26 +100,22 @@ def from_command(command: Command, options: Options) -> Translation:
     shared: dict[str, Any] = {} if recipe.startswith("qat_") else dict(_SHARED)
     if shared and any(word.name == "fsdp_cpu_offload" and word.value for word in words):
         shared["offload"] = "all"
-    return in_processes(_translate(words, options, count), count, shared)
+    found = in_processes(_translate(words, options, launched.processes), replace(launched, engine=shared))
+    return replace(found, environment={**launched.environment, **found.environment})
 
 
-def _launched(left: list[str]) -> int:
-    """Return the number of processes from torchrun's flags, which precede the recipe and are removed from `left`."""
-    count = 1
+def _launched(left: list[str], command: Command, options: Options) -> Command:
+    """Return the command with the processes of torchrun's flags, which precede the recipe and are removed from
+    `left`."""
+    settled: dict[str, Any] = {}
     while left and left[0].startswith("--"):
         flag, _, value = left.pop(0).partition("=")
         value = value or (left.pop(0) if left else "")
         name = flag.removeprefix("--").replace("-", "_")
-        number = plain_count(value.partition(":")[2] or value)  # --nnodes MIN:MAX
-        if name == "nproc_per_node":
-            if not number:
-                raise setting_error(f"{flag} {value}", "expected a number of processes from 1")
-            count = number
-        elif name == "nnodes" and number != 1:
-            raise command_error(f"{flag} {value}", "asks for several machines", MORE)
-        elif name not in _RENDEZVOUS:
+        if name not in launchers.TORCHRUN.with_value:
             raise setting_error(flag, "unknown flag of tune run", "leave it out")
-    return count
+        settled[name] = scalar_or_text(value)
+    return started(command, launchers.TORCHRUN, settled, command.environment, options)
 
 
 def _words(text: str, path: str, overrides: Sequence[str]) -> list[Word]:

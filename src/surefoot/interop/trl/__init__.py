@@ -15,12 +15,12 @@ from surefoot.interop import trainer
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
-from surefoot.interop.launch import Command, FirstRecord, Options, inherited
+from surefoot.interop.launch import Command, FirstRecord, Options, in_processes, inherited
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, truth
 from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
-from surefoot.interop.translation import Note, Translation, in_processes
+from surefoot.interop.translation import Note, Translation
 from surefoot.interop.trl import back
 from surefoot.interop.trl.back import DTYPES
 from surefoot.interop.trl.data import set_data
@@ -277,7 +277,7 @@ def _translated(
         words = [word for word in words if not starts(word, dialect.rows)]
         command, notes = launched(of_the_launch, command, options)
     found = Draft(dialect, words, command, options).finish("train")
-    found = in_processes(found, command.processes, command.engine)
+    found = in_processes(found, command)
     return replace(found, notes=(*notes, *found.notes))
 
 

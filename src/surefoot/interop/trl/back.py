@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.families.templates import is_jinja
-from surefoot.interop.backward import Ours, processes, variables
+from surefoot.interop.backward import Ours, launch_flags, processes, variables
 from surefoot.interop.shared_rules import written_split
 from surefoot.system.locations import data_kind
 
@@ -104,11 +104,10 @@ def answers_only(ours: Ours) -> bool:
 
 
 def start(ours: Ours, method: str, path: str) -> list[str]:
-    count = processes(ours)
     shards = ["--accelerate_config", f"zero{ours['parallel.zero_stage']}"]
     profile = shards if ours["parallel.engine"] == "deepspeed" else []
-    several = [*profile, "--num_processes", str(count)] if count > 1 else []
+    several = [*profile, *launch_flags(ours)] if processes(ours) > 1 else []
     if method not in _LISTED:
         return [*variables(ours), "trl", method, "--config", path, *several]
-    launch = ["accelerate", "launch", "--num_processes", str(count)]
+    launch = ["accelerate", "launch", *launch_flags(ours)]
     return [*variables(ours), *launch, f"examples/scripts/{method}.py", "--config", path]

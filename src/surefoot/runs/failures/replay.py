@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from surefoot.config.load import load_config
-from surefoot.config.schema import ParallelConfig, RunConfig
+from surefoot.config.schema import RunConfig
+from surefoot.config.sections import ParallelConfig
 from surefoot.config.yaml_reader import read_yaml
 from surefoot.data.batching.subsets import in_padded_rows
 from surefoot.families.files import read_json
@@ -238,7 +239,7 @@ def saved(folder: Path, moved: Sequence[str]) -> tuple[RunConfig, RunPlan]:
     except InputError as error:
         fix = f"or give its new path, as in `surefoot replay {folder} model.path=…`"
         raise InputError([replace(one, fix=f"{one.fix}; {fix}" if one.fix else fix) for one in error.faults]) from None
-    alone = config.parallel.model_copy(update={"nproc": None, "engine": "auto"})
+    alone = config.parallel.model_copy(update={"nproc": None, "machines": 1, "engine": "auto"})
     if config.parallel.engine in ("fsdp2", "deepspeed"):
         alone = ParallelConfig()  # stage and offload are these engines' own
     return config.model_copy(update={"parallel": alone}), plan
