@@ -84,7 +84,7 @@ $(QAT)/.installed: $(SETUP)
 	@touch $@
 
 qat: $(QAT)/.installed  ## the tests of quantisation-aware training, with torchao (3 MB) in build/qat
-	$(QAT)/bin/python -m pytest -m "not slow" tests/models/test_qat.py tests/runs/test_qat.py \
+	$(QAT)/bin/python -m pytest -m "not slow" tests/models/test_qat.py tests/models/test_block_floats.py tests/runs/test_qat.py \
 		tests/planning/test_memory.py::test_activations_where_weights_are_rounded
 
 # 190 MB, and of no use to surefoot itself without a GPU, where torch brings it.

@@ -107,7 +107,11 @@ def test_int4_weights_with_int8_activations_are_rounded_as_torchtune_does():
     assert found.config["precision"] | {"compute": ""} == {"compute": "", "qat": "int8-int4", "qat_group_size": 256}
     assert "qat" not in translated("tune").config["precision"]
     other = f"quantizer: {json.dumps(quantizer('Int4WeightOnlyQATQuantizer'))}\n"
-    for more in (other, "fake_quant_after_n_steps: 10\n"):
+    late = translated("tune", quantizer=quantizer("Int8DynActInt4WeightQATQuantizer"), fake_quant_after_n_steps=10)
+    assert late.config["precision"]["qat_after"] == 10
+    assert "qat_after" not in found.config["precision"]
+    never = f"quantizer: {json.dumps(quantizer('Int8DynActInt4WeightQATQuantizer'))}\nfake_quant_after_n_steps: 0\n"
+    for more in (other, never):
         text = yaml.safe_dump(BASES["tune"][1]) + more
         with pytest.raises(InputError) as caught:
             translate_file("t.yaml", text, [], Options())
@@ -119,6 +123,20 @@ def test_axolotls_two_grids_are_told():
     found = translated("axolotl", qat={"weight_dtype": "int4", "activation_dtype": "int8", "group_size": 64})
     assert (found.config["precision"]["qat"], found.config["precision"]["qat_group_size"]) == ("int8-int4", 64)
     assert outcome(found, "qat") == "changed"
+    assert "qat_after" not in found.config["precision"]
+    late = translated("axolotl", qat=BOTH | {"fake_quant_after_n_steps": 1000})
+    assert late.config["precision"]["qat_after"] == 1000
+
+
+@pytest.mark.parametrize("more", [{}, {"fake_quant_after_n_steps": 5}])
+@pytest.mark.parametrize(("form", "size"), [("nvfp4", 16), ("mxfp4", 32)])
+def test_axolotls_floats_of_4_bits(form, size, more):
+    """A later start does not reach their layers: Axolotl's callback knows torchao's layers of integers alone."""
+    said = {"weight_dtype": form, "activation_dtype": form, "group_size": size}
+    found = translated("axolotl", qat=said | more)
+    precision = found.config["precision"]
+    assert (precision["qat"], precision.get("qat_group_size"), precision.get("qat_after", 0)) == (form, None, 0)
+    assert outcome(found, "qat") == "changed"
 
 
 BOTH = {"weight_dtype": "int4", "activation_dtype": "int8"}
@@ -128,7 +146,9 @@ BOTH = {"weight_dtype": "int4", "activation_dtype": "int8"}
     "said",
     [
         {"weight_dtype": "int4"}, {"activation_dtype": "int8"}, {"weight_dtype": "fp8", "activation_dtype": "fp8"},
-        BOTH | {"quantize_embedding": True}, BOTH | {"fake_quant_after_n_steps": 5}, BOTH | {"bits": 4},
+        BOTH | {"quantize_embedding": True}, BOTH | {"fake_quant_after_n_steps": 0}, BOTH | {"bits": 4},
+        {"weight_dtype": "nvfp4"}, {"weight_dtype": "nvfp4", "activation_dtype": "nvfp4"},
+        {"weight_dtype": "mxfp4", "activation_dtype": "mxfp4", "group_size": 16},
     ],
 )  # fmt: skip
 def test_what_axolotl_rounds_otherwise_is_refused(said):

@@ -9,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from surefoot.models.load import load_model
-from surefoot.models.qat import convert, not_rounded, round_weights, rounds, save_converted
+from surefoot.models.qat import convert, emulate, not_rounded, round_weights, rounds, save_converted, unrounded
 
 pytest.importorskip("torchao", reason="make qat installs it")
 
 CPU = torch.device("cpu")
 SCHEMES = [("int4", 8), ("int4", 32), ("int8-int4", 8), ("int8-int4", 32), ("int8", None)]
+BLOCKS = [("nvfp4", 16), ("mxfp4", 32)]
 BITS = {"int4": 4, "int8-int4": 4, "int8": 8}
 # fp32 against float64: a product of 32 to 96 terms, and a scale.
 FP32 = 2e-6
@@ -96,7 +97,7 @@ def test_gradients_go_straight_through_where_nothing_was_clamped(model, to, grou
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("to", "group"), SCHEMES)
+@pytest.mark.parametrize(("to", "group"), SCHEMES + BLOCKS)
 def test_what_is_converted_computes_the_same_bits(model, ids, to, group, compute):
     plain = logits_of(model, ids, compute)
     round_weights(model, to, group)
@@ -107,6 +108,18 @@ def test_what_is_converted_computes_the_same_bits(model, ids, to, group, compute
     assert torch.equal(trained, logits_of(model, ids, compute))
 
 
+@pytest.mark.parametrize(("to", "group"), [("int4", 32), ("int8-int4", 8), *BLOCKS])
+def test_without_rounding_the_layers_are_plain(model, ids, to, group):
+    plain = logits_of(model, ids)
+    round_weights(model, to, group)
+    rounded = logits_of(model, ids)
+    with unrounded(model):
+        with unrounded(model):
+            pass
+        assert torch.equal(plain, logits_of(model, ids))
+    assert torch.equal(rounded, logits_of(model, ids))
+
+
 @pytest.mark.parametrize(("to", "group"), [("int4", 32), ("int8-int4", 8), ("int8", None)])
 def test_a_conversion_with_other_groups_is_noticed(model, ids, to, group):
     round_weights(model, to, group)
@@ -115,13 +128,14 @@ def test_a_conversion_with_other_groups_is_noticed(model, ids, to, group):
     assert not torch.equal(trained, logits_of(model, ids))
 
 
-@pytest.mark.parametrize(("to", "group"), [("int4", 8), ("int8-int4", 32), ("int8", None)])
+@pytest.mark.parametrize(("to", "group"), [("int4", 8), ("int8-int4", 32), ("int8", None), *BLOCKS])
 def test_transformers_reads_what_was_converted(model, ids, to, group, tmp_path):
     round_weights(model, to, group)
     trained = logits_of(model, ids)
     convert(model, to, group)
     save_converted(model, to, group, tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager", use_safetensors=True)
+    emulate(again, to)
     assert torch.equal(trained, logits_of(again.eval(), ids))
     assert [path.name for path in tmp_path.iterdir() if path.suffix in (".bin", ".pt", ".pth")] == []
 

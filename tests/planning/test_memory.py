@@ -180,7 +180,9 @@ def test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, adap
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", BOTH], ids=["fp32", "bf16", "over fp32"])
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize(("to", "group"), [("int4", 32), ("int8-int4", 32), ("int8", None)])
+@pytest.mark.parametrize(
+    ("to", "group"), [("int4", 32), ("int8-int4", 32), ("int8", None), ("nvfp4", 16), ("mxfp4", 32)]
+)
 def test_activations_where_weights_are_rounded(tmp_path, monkeypatch, adapter, precision, to, group):
     pytest.importorskip("torchao", reason="make qat installs it")
     from surefoot.models.qat import round_weights

@@ -280,8 +280,11 @@ def plan(tmp_path_factory):
     model, tokenizer = model_facts(folder, LLAMA31_8B), read_tokenizer_facts(llama3_tokenizer(folder))
     roomy = dataclasses.replace(preset("h100"), memory=2**40)
 
-    def plan(qat, facts=None, **request):
+    def plan(qat, facts=None, odd=None, **request):
         facts = dataclasses.replace(model, **(facts or {}))
+        if odd:  # one more linear layer, of this shape
+            like = next(one for one in model.modules if one.in_layer and one.linear)
+            facts = dataclasses.replace(facts, modules=(*model.modules, dataclasses.replace(like, linear=odd)))
         config = run_config(precision={"compute": "bf16"} | qat, **request)
         return resolve(config, facts, tokenizer, roomy, measurements=None, environment={})
 
@@ -296,7 +299,13 @@ def refused(plan, *args, **request):
 
 @pytest.mark.parametrize(
     ("qat", "group"),
-    [({"qat": "int4"}, 32), ({"qat": "int8-int4", "qat_group_size": 256}, 256), ({"qat": "int8"}, None)],
+    [
+        ({"qat": "int4"}, 32),
+        ({"qat": "int8-int4", "qat_group_size": 256}, 256),
+        ({"qat": "int8"}, None),
+        ({"qat": "nvfp4"}, 16),
+        ({"qat": "mxfp4"}, 32),
+    ],
 )
 def test_the_plan_says_what_is_rounded(plan, qat, group):
     found = plan(qat, adapter=None)
@@ -342,6 +351,24 @@ def test_groups_have_to_divide_the_inputs(plan):
 
 
 @pytest.mark.parametrize(
+    ("shape", "forms"), [((24, 32), ["nvfp4", "mxfp4"]), ((48, 32), ["mxfp4"]), ((64, 24), ["nvfp4"])]
+)
+def test_blocks_have_to_divide_the_inputs_and_nvfp4_the_outputs(plan, shape, forms):
+    for form in ("nvfp4", "mxfp4"):
+        if form in forms:
+            assert refused(plan, {"qat": form}, odd=shape, adapter=None) == ["precision.qat"]
+        else:
+            assert plan({"qat": form}, odd=shape, adapter=None).precision.qat.value == form
+
+
+def test_the_plan_says_when_rounding_starts(plan):
+    found = plan({"qat": "nvfp4", "qat_after": 1000}, adapter=None)
+    assert found.precision.qat_after == 1000
+    assert gives(found.precision.qat.reason, "1,000")
+    assert plan_from_json(plan_to_json(found)) == found
+
+
+@pytest.mark.parametrize(
     ("sections", "keys"),
     [
         ({"precision": {"qat_group_size": 64}}, ["precision.qat_group_size"]),
@@ -351,6 +378,10 @@ def test_groups_have_to_divide_the_inputs(plan):
         ({"precision": {"qat": "int4"}, "adapter": LORA | {"publish": "merged"}}, ["adapter.publish"]),
         ({"precision": {"qat": "int4"}, "stage": "kto"}, ["precision.qat"]),
         ({"precision": {"qat": "int4", "qat_group_size": 64}}, []),
+        ({"precision": {"qat": "nvfp4", "qat_group_size": 16}}, ["precision.qat_group_size"]),
+        ({"precision": {"qat_after": 5}}, ["precision.qat_after"]),
+        ({"precision": {"qat": "int4", "qat_after": 5}, "stage": "dpo"}, ["precision.qat_after"]),
+        ({"precision": {"qat": "mxfp4", "qat_after": 5}}, []),
     ],
 )
 def test_keys_that_exclude_each_other(sections, keys):

@@ -106,7 +106,10 @@ def test_resume_is_exact(run, folder):
     assert record(resumed) == record(run)
 
 
-@pytest.mark.parametrize("qat", [{"qat": "int8"}, {"qat": "int8-int4", "qat_group_size": 32}])
+BLOCKS = [{"qat": "nvfp4"}, {"qat": "mxfp4"}]
+
+
+@pytest.mark.parametrize("qat", [{"qat": "int8"}, {"qat": "int8-int4", "qat_group_size": 32}, *BLOCKS])
 def test_other_schemes_and_the_plain_kernels(folder, qat):
     """With the plain kernels the loss that was logged is the certificate's, but for packing."""
     name = qat["qat"]
@@ -137,7 +140,7 @@ def test_the_code_of_the_card_opens_what_was_trained(folder, monkeypatch):
 
     adapter = {"kind": "lora", "rank": 4}
     monkeypatch.chdir(folder)
-    for qat in (QAT, {"qat": "int8"}, {"qat": "int8-int4", "qat_group_size": 32}):
+    for qat in (QAT, {"qat": "int8"}, {"qat": "int8-int4", "qat_group_size": 32}, *BLOCKS):
         name = f"card-{qat['qat']}"
         heron_trained(folder, name, **sections(folder, qat, adapter=adapter, duration="2 steps"))
         code = re.search(r"```python\n(.*?)```", (folder / name / "README.md").read_text(), re.DOTALL)[1]
@@ -145,7 +148,7 @@ def test_the_code_of_the_card_opens_what_was_trained(folder, monkeypatch):
         names = {}
         exec(code, names)
         unrounded = {}
-        exec(code.replace(", quantization_config=rounding", ""), unrounded)
+        exec(re.sub(r", quantization_config=rounding|(?m:^round_weights.*)", "", code), unrounded)
         ids = torch.arange(3, 20)[None]
         with torch.no_grad():
             ours, theirs, twin = (
@@ -153,6 +156,46 @@ def test_the_code_of_the_card_opens_what_was_trained(folder, monkeypatch):
             )
         assert torch.equal(ours, theirs)
         assert not torch.equal(ours, twin)
+
+
+@pytest.mark.parametrize("qat", [QAT, {"qat": "nvfp4"}])
+def test_rounding_starts_after_the_steps_that_were_asked_for(folder, qat):
+    """Losses of both parts, and a resume across the switch."""
+    name = f"after-{qat['qat']}"
+    plain, late, at_once = (f"{name}-{part}" for part in ("plain", "late", "at-once"))
+    data = {"train": str(folder / "train.json"), **DATA, "packing": "off"}
+    often = {"data": data, "eval_every": "2 steps"}
+    heron_trained(folder, plain, **sections(folder, {}, **often))
+    heron_trained(folder, at_once, **sections(folder, qat, **often))
+    switched = sections(folder, qat | {"qat_after": 2}, **often)
+    heron_trained(folder, late, **switched)
+    found, whole, rounded = (losses(folder / part) for part in (late, plain, at_once))
+    assert found[:2] == whole[:2]
+    assert found[2] != whole[2]
+    assert whole[0] != rounded[0]
+    # The same weights, rounded where they are measured.
+    assert evaluated(folder / late, 2) != evaluated(folder / plain, 2)
+    certificate = record(folder / late)
+    assert certificate["agrees"]
+    shutil.copytree(folder / late, folder / f"{late}-again")
+    for path in ("checkpoint-4", "quantised"):
+        shutil.rmtree(folder / f"{late}-again" / path)
+    for path in ("MANIFEST.json", "qat.json", "model.safetensors"):
+        (folder / f"{late}-again" / path).unlink()
+    heron_trained(folder, f"{late}-again", "--resume", **switched)
+    same = ["verify", str(folder / late), "--same-as", str(folder / f"{late}-again")]
+    assert CliRunner().invoke(main, same).exit_code == 0
+    assert losses(folder / f"{late}-again") == found
+
+
+def losses(run):
+    rows = map(json.loads, (run / "trainer_log.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def evaluated(run, step):
+    rows = map(json.loads, (run / "trainer_log.jsonl").read_text().splitlines())
+    return next(row["eval_loss"] for row in rows if "eval_loss" in row and row["current_steps"] == step)
 
 
 def test_what_was_converted_is_told(run):

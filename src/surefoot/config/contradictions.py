@@ -292,7 +292,12 @@ def _qat(config: RunConfig) -> Iterator[Problem]:
         what = f"is the group size of int4, but precision.qat is {precision.qat}"
         yield _problem("precision.qat_group_size", what, "leave it out", "precision.qat")
     if precision.qat == "off":
+        if precision.qat_after:
+            yield _problem("precision.qat_after", "precision.qat is off", "leave it out", "precision.qat")
         return
+    if precision.qat_after and config.stage == "dpo":
+        what = "the policy would be compared with a reference that rounds already"
+        yield _problem("precision.qat_after", what, "leave it out", "stage")
     if config.stage not in QAT_STAGES:
         what = f"is supported in stages {', '.join(QAT_STAGES)}, but stage is {config.stage}"
         yield _problem("precision.qat", what, "leave it out", "stage")
@@ -300,7 +305,7 @@ def _qat(config: RunConfig) -> Iterator[Problem]:
         what = f"would quantize weights again that precision.base: {precision.base} already quantizes"
         yield _problem("precision.qat", what, "leave one of them out", "precision.base")
     if config.compile != "off":
-        what = f"compile: {config.compile} is not tested with torchao's fake-quantized layers"
+        what = f"compile: {config.compile} is not tested with fake-quantized layers"
         yield _problem("precision.qat", what, "leave compile out", "compile")
     if config.adapter is not None and config.adapter.publish == "merged":
         what = "the adapter is trained with a rounded base; merged into unrounded weights the model answers differently"

@@ -86,12 +86,15 @@ class PrecisionConfig(Section):
     base: Literal["auto", "fp32", "bf16", "fp16", "nf4", "int8"] = "auto"
     """Dtype of the frozen base weights; fp32 in full fine-tuning. nf4 and int8: 4 and 8 bits per weight with
     bitsandbytes (QLoRA)."""
-    qat: Literal["off", "int4", "int8-int4", "int8"] = "off"
+    qat: Literal["off", "int4", "int8-int4", "int8", "nvfp4", "mxfp4"] = "off"
     """Quantization-aware training with torchao: the decoder's linear layers compute with weights rounded as the later
     conversion rounds them. int4: weights, one scale per group. int8-int4: also activations in int8, one scale per
-    token. int8: weights, one scale per row. The published model is converted and its loss compared."""
+    token. int8: weights, one scale per row. nvfp4, mxfp4: weights and activations in 4-bit floating-point numbers, one
+    scale per 16 or 32. The published model is converted and its loss compared."""
     qat_group_size: Annotated[int, Field(ge=8), Number] = 32
     """qat int4 and int8-int4: number of weights in a row that share a scale."""
+    qat_after: Annotated[int, Field(ge=0), Number] = 0
+    """Train this many steps without rounding first. Evaluations and the published model are always rounded."""
     tf32: Switch = "auto"
     """TF32 for the remaining fp32 products on Ampere or newer GPUs."""
 

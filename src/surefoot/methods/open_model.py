@@ -42,7 +42,7 @@ from surefoot.models.saved_adapter import SavedAdapter, fitted, is_adapter, open
 from surefoot.models.value_head import has_value_head
 from surefoot.planning.environment import plan_threads
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import OFF, DType, PackedType, RunPlan, TokenizerPlan
+from surefoot.planning.plan import OFF, QAT_BLOCKS, DType, PackedType, RunPlan, TokenizerPlan
 from surefoot.planning.tokenizer import plan_tokenizer
 from surefoot.system import hardware, process
 from surefoot.system.errors import Fault, InputError
@@ -138,7 +138,7 @@ def open_for_use(
     if packed:
         quantize(base_model, packed, compute=TORCH_DTYPE[dtype], device=device)
     if (qat := plan.precision.qat.value if plan else OFF) != OFF:
-        if obstacle_to_qat := torchao_obstacle():
+        if obstacle_to_qat := "" if qat in QAT_BLOCKS else torchao_obstacle():
             notes.append(f"its weights are not rounded as they were in training: {qat} {obstacle_to_qat}")
         else:
             round_weights(base_model, qat, plan.precision.qat_group if plan else None)

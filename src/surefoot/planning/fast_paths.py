@@ -134,7 +134,7 @@ def adapter_obstacle(
     if packed:
         return f"a base in {packed} is unpacked by layers of its own"
     if qat != OFF:
-        return f"precision.qat: {qat} rounds weights in torchao's layers, which the kernels would bypass"
+        return f"precision.qat: {qat} rounds weights in layers of its own, which the kernels would bypass"
     if sharder:
         return f"{sharder} hands each module its weights only while PEFT's own forward runs"
     return "torch.compile cannot trace it" if compiled else ""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from surefoot.families.model_facts import ModuleFact
 from surefoot.planning.experts import expert_bytes, largest_gradient
 from surefoot.planning.fast_paths import COMPARED_AT_ONCE
-from surefoot.planning.plan import OFF, Choice, MemoryPlan, PackedType
+from surefoot.planning.plan import OFF, QAT_BLOCKS, Choice, MemoryPlan, PackedType
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
@@ -52,26 +52,26 @@ def layer_bytes(work: Workload, tokens: int, length: int) -> int:
         linear_inputs = b * (_adapted_inputs(work) if adapted else _inputs(model.layer_linears) // model.layers)
     else:  # with dropout on the adapter's input, its output is kept instead
         linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * model.hidden + model.intermediate)
-    mlp = mlp_tensors(work)
     dropped = 2 * b * model.hidden if model.dropouts else 0
-    per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp * model.intermediate
+    per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp_tensors(work) * model.intermediate
     per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
     return tokens * per_token + _dora_bytes(work) + _expert_bytes(work, tokens) + _rounded_bytes(work, tokens)
 
 
 def _rounded_bytes(work: Workload, tokens: int) -> int:
     """Additional bytes that one layer keeps under precision.qat: the rounded copy of each weight (under autocast it
-    replaces the cast copy) and, if it is trained, the rounding mask; the same for activations if they are rounded."""
-    if work.precision.qat.value == OFF:
+    replaces the cast copy) and, if it is trained, the rounding mask (not of floats); the same for activations."""
+    if (qat := work.precision.qat.value) == OFF:
         return 0
     model, trains, base = work.model, work.adapter is None, BYTES[work.precision.unpacked]
     linears = [module.linear for module in model.layer_linears if module.linear]
     copied = 0 if work.autocast and base == BYTES["fp32"] else base
-    kept = sum(inputs * outputs for inputs, outputs in linears) * (copied + 4 * trains)
-    if work.precision.qat.value == "int8-int4":
-        inputs = sum(inputs for inputs, _ in linears)
-        shared = model.layers * (2 * model.hidden + model.intermediate)  # already kept without rounding
-        kept += _residual(work) * tokens * (inputs + (inputs - shared if trains and not work.autocast else 0))
+    masks, inputs = qat not in QAT_BLOCKS, sum(inputs for inputs, _ in linears)
+    kept = sum(inputs * outputs for inputs, outputs in linears) * (copied + 4 * trains * masks)
+    if qat not in ("int4", "int8"):
+        shared = model.layers * (2 * model.hidden + model.intermediate)  # unrounded; under autocast attention's output
+        again = work.width * model.layers * model.hidden if work.autocast else _residual(work) * (inputs - shared)
+        kept += tokens * (_residual(work) * inputs * masks + again * trains)
     return kept // model.layers
 
 

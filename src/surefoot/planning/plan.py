@@ -23,6 +23,7 @@ DType = Literal["fp32", "bf16", "fp16"]
 PackedType = Literal["nf4", "int8"]
 BaseType = DType | PackedType
 PACKED_BITS: dict[BaseType, int] = {"nf4": 4, "int8": 8}  # bits per weight of the decoder's linear layers
+QAT_BLOCKS = {"nvfp4": 16, "mxfp4": 32}  # numbers that share a scale, of what rounds weights and activations to floats
 SdpaKernel = Literal["flash", "mem_efficient", "cudnn", "math"]
 _BEFORE = "the only option when this plan was made"
 OFF = "off"
@@ -46,10 +47,11 @@ class PrecisionPlan:
     trainable: Choice[DType]  # always fp32
     scaler: Choice[bool]  # gradient scaler: only with fp16 compute
     tf32: Choice[bool]
-    # off | int4 | int8-int4 | int8: fake quantization of the decoder's linear layers in training, and their published
-    # type.
+    # off | int4 | int8-int4 | int8 | nvfp4 | mxfp4: fake quantization of the decoder's linear layers in training, and
+    # their published type.
     qat: Choice[str] = Choice(OFF, _BEFORE, "default")
     qat_group: int | None = None  # weights that share a scale; None: a whole row
+    qat_after: int = 0  # steps before the first that rounds
 
     @property
     def packed(self) -> PackedType | None:

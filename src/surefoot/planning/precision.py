@@ -14,9 +14,21 @@ from surefoot.config.schema import PrecisionConfig, RunConfig
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.measurements import Measurements
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import OFF, PACKED_BITS, AdapterPlan, BaseType, Choice, DType, PackedType, PrecisionPlan
+from surefoot.planning.plan import (
+    OFF,
+    PACKED_BITS,
+    QAT_BLOCKS,
+    AdapterPlan,
+    BaseType,
+    Choice,
+    DType,
+    PackedType,
+    PrecisionPlan,
+)
 from surefoot.system.hardware import Hardware
+from surefoot.system.messages import counted
 
+_ROWS = 16  # torchao stores a weight in nvfp4 only with a multiple of so many outputs
 _BASE = "keep the base in 16 bits (precision.base: bf16)"
 
 
@@ -45,7 +57,8 @@ def plan_qat(
     """
     if request.qat == OFF:
         return Choice(OFF, "nothing would be quantized", "default"), None
-    group = None if request.qat == "int8" else request.qat_group_size
+    block = QAT_BLOCKS.get(request.qat)
+    group = None if request.qat == "int8" else block or request.qat_group_size
     linears = [module for module in model.modules if module.in_layer and module.linear]
     leave = "leave precision.qat out"
     if any(linear.transposed for linear in model.structure.linears) if model.structure else False:
@@ -56,7 +69,11 @@ def plan_qat(
     elif group and (odd := [one for one in linears if one.linear and one.linear[0] % group]):
         inputs = odd[0].linear[0] if odd[0].linear else 0
         what = f"{odd[0].name} has {inputs} inputs, which is not a multiple of {group}"
-        notes.refuse("precision.qat_group_size", what, f"use one that divides {inputs}")
+        fix = leave if block else f"use one that divides {inputs}"
+        notes.refuse("precision.qat" if block else "precision.qat_group_size", what, fix)
+    elif request.qat == "nvfp4" and (odd := [one for one in linears if one.linear and one.linear[1] % _ROWS]):
+        outputs = odd[0].linear[1] if odd[0].linear else 0
+        notes.refuse("precision.qat", f"{odd[0].name} has {outputs} outputs, not a multiple of {_ROWS}", leave)
     if engine in ("fsdp2", "deepspeed"):
         what = f"{engine} shards weights, which was not tested with it"
         notes.refuse("precision.qat", what, "use ddp or one process")
@@ -68,9 +85,12 @@ def plan_qat(
     weights = sum(one.linear[0] * one.linear[1] for one in linears if one.linear)
     scales = f"a scale for {group} weights" if group else "a scale for each row"
     seen = " and activations in int8, a scale for each token" if request.qat == "int8-int4" else ""
-    bits = "int8" if request.qat == "int8" else "int4"
+    seen = " of a row, and activations alike" if block else seen
+    bits = request.qat if block or request.qat == "int8" else "int4"
     what = "the frozen base" if adapter else "what trains"
     reason = f"asked for: {weights:,} weights of {len(linears)} layers, {what}, in {bits} with {scales}{seen}"
+    if request.qat_after:
+        reason += f", after {counted(request.qat_after, 'step')} without"
     return Choice(request.qat, reason, "user"), group
 
 

@@ -163,7 +163,7 @@ def resolve(
     available = hardware.memory // ranks.local if hardware.kind == "cpu" else hardware.memory
     parallel = _parallel(config, ranks, work, available, notes)
     qat, qat_group = plan_qat(config.precision, model, adapter, parallel.engine.value, notes)
-    precision = replace(precision, qat=qat, qat_group=qat_group)
+    precision = replace(precision, qat=qat, qat_group=qat_group, qat_after=config.precision.qat_after)
     work = replace(work, precision=precision)
     work = with_offload(work, parallel, config.optim, only_trained(config, model), tokens.added_rows)
     trained = list(trainable_tensors(only_trained(config, model), adapter, tokens.added_rows))

@@ -5,7 +5,7 @@ step: the step of the converted weights.
 rows, tokens: the data of the losses, which are means in nats.
 logged: the loss logged by the run.
 trained: the loss with the layers that round (fake quantization).
-converted: the loss with the layers that hold integers.
+converted: the loss with the layers that hold numbers of fewer bits.
 reloaded: the loss of the folder `quantised` loaded by transformers; absent for an adapter.
 """
 

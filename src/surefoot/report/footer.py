@@ -16,7 +16,7 @@ _FILES = (
     ("adapter_model.safetensors", "the trained adapter"),
     ("model.safetensors", "the trained model"),
     ("model.safetensors.index.json", "the trained model, in several files"),
-    (QUANTISED, "the trained model in integers, for transformers with torchao"),
+    (QUANTISED, "the trained model in fewer bits, for transformers with torchao"),
     ("value_head.safetensors", "the value head, which computes the score"),
     (CRITIC_FOLDER, "the critic, in the format of a reward model"),
     (AVERAGE, "the moving average of the policy's weights"),

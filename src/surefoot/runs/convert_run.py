@@ -27,7 +27,7 @@ from surefoot.methods.policy import load_policy
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.modes import inference_mode
 from surefoot.models.peft import PeftModel
-from surefoot.models.qat import convert, save_converted
+from surefoot.models.qat import convert, emulate, save_converted
 from surefoot.models.quiet import quiet_libraries
 from surefoot.models.wrapped import auto_class
 from surefoot.planning.plan import OFF
@@ -88,6 +88,7 @@ def convert_run(run: PreparedRun, loaded: LoadedModels, checkpoint: Path, seen: 
             save_converted(policy, to, group, staging)  # pyright: ignore[reportArgumentType]
             run.tokenizer.save_pretrained(staging)
         again = _as_transformers_reads(folder, run, device)
+        emulate(again, to)
         install_bos_scaling(again, plan.tokenizer.bos_scale.value)
         record["reloaded"], _ = _loss(run, loaded, again)
         files = tuple(f"{QUANTISED}/{path.name}" for path in sorted(folder.iterdir()))

@@ -6,6 +6,7 @@ Everything here happens before step 1 and before anything in the run folder chan
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from surefoot.models.fast.packing import NAME, documents_fault
 from surefoot.models.load import load_tokenizer
 from surefoot.models.modes import eager_mode
 from surefoot.models.precision import TORCH_DTYPE, autocast, set_tf32
+from surefoot.models.qat import unrounded
 from surefoot.models.verify import verify_head, verify_model
 from surefoot.planning.fast_paths import EXPERTS
 from surefoot.planning.optimizer import rate_of, unfitting
@@ -113,8 +115,9 @@ def load_models(
         built.load(checkpoint.folder)
     if kept:
         kept.without(mapped_weights(built.model))
-    # A pass of two tokens: compiling for it would take longer than all checks together.
-    with eager_mode(policy):
+    # A pass of two tokens: compiling for it would take longer than all checks together. Inputs that are rounded by a
+    # scale of the whole batch depend on later tokens.
+    with eager_mode(policy), unrounded(policy):
         head = verify_head(policy, at_first)
     # Tested now: once weights are sharded, ranks wait for each other within a forward pass, and none may fail there.
     tested: dict[str, dict[str, Any]] = {}
@@ -151,6 +154,7 @@ def load_models(
             max_grad_norm=_max_grad_norms(config, engine.groups),
             forward=lambda: autocast(plan.precision, device, cached=cached),
             kernels=lambda: attention_context(plan.attention),
+            passes=lambda step: unrounded(policy) if step <= plan.precision.qat_after else nullcontext(),
             per_check=tokens_per_moment_check(whole.optimizer, whole.parameters, device.type),
             after_step=kept.after_step if kept else lambda: None,
             routing=_routing(policy, plan),

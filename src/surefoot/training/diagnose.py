@@ -191,7 +191,7 @@ def find_origin(
     try:
         for place, (batch, number) in enumerate(zip(micro_batches, numbers, strict=True)):
             seed_micro_batch(settings.seed, step, number)  # same dropout masks as in the step
-            with _watch(engine.model) if look else nullcontext([]) as seen:
+            with settings.passes(step), _watch(engine.model) if look else nullcontext([]) as seen:
                 sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=settings)
             if origin is None:
                 losses.append(float(sums[LOSS]))

@@ -44,6 +44,7 @@ class StepSettings:
     kernels: context that selects the allowed attention kernels, for forward and backward.
     bounds: name of an objective's sum -> largest mean with which a step may still update the weights.
     per_check: tokens between two checks of the moments, see `optimizer_state.moment_check_is_due`.
+    passes: context of all passes of a step, by its number.
     after_step: called at the end of every step; must not change the numerics.
     routing: router statistics of a mixture-of-experts model; None otherwise.
     """
@@ -54,6 +55,7 @@ class StepSettings:
     kernels: Context
     bounds: Mapping[str, float] = field(default_factory=dict)
     per_check: float = 0.0
+    passes: Callable[[int], AbstractContextManager[object]] = lambda step: nullcontext()
     after_step: Callable[[], None] = lambda: None
     routing: Routing | None = None
 
@@ -99,9 +101,10 @@ def train_step(
     if weight == 0:
         seconds, reason = time.perf_counter() - started, "nothing to learn from"
         return make_report(loss=None, grad_norm=None, decision="held", non_finite=None, seconds=seconds, held=reason)
-    sums = accumulate_gradients(
-        engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
-    )
+    with settings.passes(step):
+        sums = accumulate_gradients(
+            engine, objective, micro_batches, weight=weight, step=step, scale=scale, settings=settings, watch=watch
+        )
     with watch("optimizer"):
         # In this order the norms are those of the whole step's gradients, reduced over ranks and unscaled. The guard
         # and clipping use the same norms, so the guard judges the gradients that the optimizer applies.

@@ -19,7 +19,7 @@ from surefoot.config.overrides import with_settings
 from surefoot.planning.fast_paths import PLAINEST
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.plan import OFF, RunPlan, diff_plans
+from surefoot.planning.plan import OFF, QAT_BLOCKS, RunPlan, diff_plans
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.trial import Clock, Rival, Trial
 from surefoot.system.errors import NO_MEMORY, EnvironmentFault, Fault, InputError
@@ -75,8 +75,8 @@ def choose_reference(given: Mapping[str, Any], plan: RunPlan, refused: Callable[
     for compute in dict.fromkeys(("fp32", plan.precision.compute.value)):
         precision = {"compute": compute, **({"base": packed} if (packed := plan.precision.packed) else {})}
         if plan.precision.qat.value != OFF:  # with rounding it is another model than without
-            group = {"qat_group_size": plan.precision.qat_group} if plan.precision.qat_group else {}
-            precision |= {"qat": plan.precision.qat.value, **group}
+            qat, size = plan.precision.qat.value, plan.precision.qat_group
+            precision |= {"qat": qat, **({"qat_group_size": size} if size and qat not in QAT_BLOCKS else {})}
         config = with_settings(given, {**PLAINEST, "data.workers": 0, "precision": precision})
         if not (reason := refused(config)):
             return Reference(config, compute)

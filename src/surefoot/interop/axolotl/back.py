@@ -212,9 +212,13 @@ def pair_weights(ours: Ours) -> list[float] | None:
 
 
 def qat(ours: Ours) -> dict[str, Any] | None:
-    size = ours["precision.qat_group_size"]
-    asked = {"weight_dtype": "int4", "activation_dtype": "int8", "group_size": size}
-    return asked if ours["precision.qat"] == "int8-int4" else None
+    size, after = ours["precision.qat_group_size"], ours["precision.qat_after"]
+    if ours["precision.qat"] == "int8-int4":
+        asked = {"weight_dtype": "int4", "activation_dtype": "int8", "group_size": size}
+        return asked | ({"fake_quant_after_n_steps": after} if after else {})
+    # Its nvfp4 ends in an error of torchao's, and a later start does not reach the layers of mxfp4.
+    both = {"weight_dtype": "mxfp4", "activation_dtype": "mxfp4", "group_size": 32}
+    return both if ours["precision.qat"] == "mxfp4" and not after else None
 
 
 def sharding(ours: Ours) -> dict[str, Any] | None:

@@ -285,8 +285,8 @@ _ROWS: tuple[Row, ...] = (
     joint("fsdp", None, _ENGINE, "full_shard and similar; with offload, everything in host memory"),
     joint("fsdp_config", None, ("parallel.offload", "gradient_checkpointing"), "translated key by key",
           type=file_or_group, back=back.sharding),
-    joint("qat", None, ("precision.qat", "precision.qat_group_size"), "int4 weights with int8 activations", type=group,
-          back=back.qat),
+    joint("qat", None, ("precision.qat", "precision.qat_group_size", "precision.qat_after"),
+          "int4 weights with int8 activations; NVFP4 or MXFP4 of both", type=group, back=back.qat),
     *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
               "lisa_step_interval jagged_restart_steps use_pose use_eaft curriculum_sampling "

@@ -24,7 +24,14 @@ _PLUGINS = tuple(
 
 _QAT = {"weight_dtype": "int8", "activation_dtype": None, "group_size": 32, "quantize_embedding": False,
         "fake_quant_after_n_steps": None}  # fmt: skip
-_TWO_GRIDS = "Axolotl trains with asymmetric quantization (min to max of a group) and converts with symmetric"
+# (weights, activations) -> surefoot's name, the only group size that Axolotl takes, and how it differs there.
+_QAT_FORMS = {
+    ("int4", "int8"): ("int8-int4", None, "Axolotl trains with asymmetric quantization (min to max of a group) and "
+                       "converts with symmetric; here both are symmetric"),
+    ("nvfp4", "nvfp4"): ("nvfp4", 16, "Axolotl asks torchao for NVFP4 of weights alone, which torchao does not train; "
+                         "here weights and activations are rounded, as torchao's config for both does"),
+    ("mxfp4", "mxfp4"): ("mxfp4", 32, "biases learn too, which torchao's layer leaves without a gradient"),
+}  # fmt: skip
 
 
 def set_qat(draft: Draft) -> None:
@@ -36,17 +43,27 @@ def set_qat(draft: Draft) -> None:
         draft.refuse("qat", f"Axolotl's qat has no {unknown[0]}", f"choose from {', '.join(_QAT)}")
         return
     settings = _QAT | given
-    types = settings["weight_dtype"], settings["activation_dtype"]
-    if types != ("int4", "int8"):
+    types, size = (settings["weight_dtype"], settings["activation_dtype"]), settings["group_size"]
+    after = "fake_quant_after_n_steps"
+    if types not in _QAT_FORMS:
         what = f"surefoot does not support {types[0]} weights with {types[1] or 'full-precision'} activations"
-        draft.refuse("qat", what, "use weight_dtype: int4 and activation_dtype: int8, or leave it out")
-    elif settings["quantize_embedding"] or settings["fake_quant_after_n_steps"]:
-        named = "quantize_embedding" if settings["quantize_embedding"] else "fake_quant_after_n_steps"
-        draft.refuse("qat", f"surefoot has no {named}", "leave that out")
+        draft.refuse("qat", what, "use int4 with int8, or nvfp4 or mxfp4 for both, or leave it out")
+        return
+    form, only, why = _QAT_FORMS[types]
+    if only and size not in (None, only):
+        draft.refuse("qat", f"Axolotl takes {form} in groups of {only} alone, not of {size}", f"use group_size: {only}")
+    elif settings["quantize_embedding"]:
+        draft.refuse("qat", "surefoot has no quantize_embedding", "leave that out")
+    elif settings[after] == 0:
+        draft.refuse("qat", f"{after}: 0 turns rounding off at step 0 and never on", f"leave {after} out")
     else:
-        why = f"{_TWO_GRIDS}; here both are symmetric, and {HEAD_NOT_ROUNDED}"
-        draft.set("precision.qat", "int8-int4", "qat", why=why)
-        draft.set("precision.qat_group_size", settings["group_size"] or 32, "qat", why=why)
+        ignored = f"; {after} does not reach these layers in Axolotl" if only and settings[after] else ""
+        why = f"{why}, and {HEAD_NOT_ROUNDED}{ignored}"
+        draft.set("precision.qat", form, "qat", why=why)
+        if not only:
+            draft.set("precision.qat_group_size", size or 32, "qat", why=why)
+        if settings[after] and not only:
+            draft.set("precision.qat_after", settings[after], "qat", why=why)
 
 
 def set_length_limit(draft: Draft) -> None:

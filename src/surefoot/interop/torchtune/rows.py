@@ -157,7 +157,7 @@ _ROWS: tuple[Row, ...] = (
     listed("custom_sharded_layers", None, "is for multi-process launchers; surefoot starts its own processes"),
     joint("quantizer._component_", None, ("precision.qat",), HEAD_NOT_ROUNDED, type=text),
     joint("quantizer.groupsize", 256, ("precision.qat_group_size",), type=whole),
-    refused("fake_quant_after_n_steps", None, "surefoot quantizes from the first step"),
+    joint("fake_quant_after_n_steps", None, ("precision.qat_after",), "qat_distributed ignores it", type=whole),
     joint("fsdp_cpu_offload", False, ("parallel.offload",)),
     listed("fsdp_reshard_after_forward", True, _MEMORY),
     listed("fsdp.cpu_offload", None, "torchtune reads fsdp_cpu_offload instead"),

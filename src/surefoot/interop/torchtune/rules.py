@@ -183,8 +183,14 @@ def set_qat(draft: Draft) -> None:
     elif quantizer:
         draft.set("precision.qat", "int8-int4", "quantizer._component_", why=HEAD_NOT_ROUNDED)
         draft.set("precision.qat_group_size", draft["quantizer.groupsize"], "quantizer.groupsize")
+        if draft["fake_quant_after_n_steps"] == 0:
+            what, fix = "0 turns rounding off at step 0 and never on", "leave it out"
+            draft.refuse("fake_quant_after_n_steps", what, fix)
+        else:
+            draft.set("precision.qat_after", draft["fake_quant_after_n_steps"] or 0, "fake_quant_after_n_steps")
     else:
-        draft.drop("no quantization is requested", "quantizer._component_", "quantizer.groupsize")
+        names = ("quantizer._component_", "quantizer.groupsize", "fake_quant_after_n_steps")
+        draft.drop("no quantization is requested", *names)
 
 
 _PACKED = "torchtune fills rows in the order of the file and leaves no place in an earlier one, so it has a few more"

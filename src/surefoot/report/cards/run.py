@@ -17,7 +17,7 @@ from surefoot.families.model_facts import OPENED_BY
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
-from surefoot.planning.plan import OFF, Choice, RunPlan
+from surefoot.planning.plan import OFF, QAT_BLOCKS, Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.tables.plan import who_and_why
 from surefoot.report.trainer_log import UNITS
@@ -176,9 +176,11 @@ def _usage_notes(facts: CardFacts) -> str:
             "themselves transformers needs another library, and PEFT accepts only some adapters.\n\n"
         )
     if facts.plan.precision.qat.value != OFF and not facts.needs_base:
+        to = facts.plan.precision.qat.value
+        needs = "torchao and a GPU that multiplies 4-bit numbers" if to in QAT_BLOCKS else "torchao"
         notes += (
-            f"In training, and where it was measured, the weights were rounded to {facts.plan.precision.qat.value}. "
-            f"The folder `{QUANTISED}` holds them like that; to load it instead of this one needs torchao.\n\n"
+            f"In training, and where it was measured, the weights were rounded to {to}. "
+            f"The folder `{QUANTISED}` holds them like that; to use it instead of this one needs {needs}.\n\n"
         )
     if isinstance(find_row(facts.plan.tokenizer.template.value), Prompt) and facts.prompt is None:
         notes += "A prompt's input (context) goes into the field `input` of its message, beside `content`.\n\n"
@@ -218,7 +220,7 @@ def _loading_lines(facts: CardFacts) -> list[str]:
     tokens = facts.plan.tokenizer
     resize = [f"model.resize_token_embeddings({tokens.rows})"] if tokens.rows else []
     revision = f", revision={facts.base_revision!r}" if facts.base_revision else ""
-    imports, rounding = _rounding_lines(facts.plan)
+    imports, rounding, rounded = _rounding_lines(facts.plan)
     given = ", quantization_config=rounding" if rounding else ""
     return [
         *own,
@@ -230,17 +232,22 @@ def _loading_lines(facts: CardFacts) -> list[str]:
         tokenizer,
         *rounding,
         f"model = {facts.opened_by}.from_pretrained(base{revision}{given})",
+        *rounded,
         *resize,
         "model = PeftModel.from_pretrained(model, folder)",
         *scaling,
     ]
 
 
-def _rounding_lines(plan: RunPlan) -> tuple[list[str], list[str]]:
-    """Imports, and the line that rounds the base as in training with `precision.qat`; both empty without it."""
+def _rounding_lines(plan: RunPlan) -> tuple[list[str], list[str], list[str]]:
+    """Imports, and the line before or after loading that rounds the base as in training with `precision.qat`; all empty
+    without it."""
     to, group = plan.precision.qat.value, plan.precision.qat_group
     if to == OFF:
-        return [], []
+        return [], [], []
+    if to in QAT_BLOCKS:
+        line = f"round_weights(model, {to!r}, {group})  # as in training"
+        return ["from surefoot.models.qat import round_weights"], [], [line]
     per, size = ("PerGroup", group) if group else ("PerAxis", 0)
     integers, front = to.rpartition("-")[2], "weight_" if "-" in to else ""
     name = "Int8DynamicActivationIntxWeightConfig" if "-" in to else "IntxWeightOnlyConfig"
@@ -250,7 +257,7 @@ def _rounding_lines(plan: RunPlan) -> tuple[list[str], list[str]]:
         f"from torchao.quantization import {name}, {per}",
         "from transformers import TorchAoConfig",
     ]
-    return imports, [f"rounding = TorchAoConfig({made})  # as in training"]
+    return imports, [f"rounding = TorchAoConfig({made})  # as in training"], []
 
 
 def _prompt_lines(facts: CardFacts) -> list[str]:
