@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from helpers.configs import ANYTHING, mutated_configs, write_config
 from surefoot.config import load, paths, problems
 from surefoot.config.dump import dump_config, plain_config
+from surefoot.config.explain import override_of
 from surefoot.config.keys import all_keys, as_yaml
 from surefoot.config.load import load_config
 from surefoot.config.paths import nearest_path
@@ -557,6 +558,18 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "grpo": ["stage=grpo"],
         "grpo.vllm_url": ["stage=grpo", "grpo.engine=vllm"],
         **{
+            f"grpo.rewards.{key}": ["stage=grpo", f"grpo.rewards=[{{name: {name}}}]"]
+            for name, keys in (
+                ("exact", "name weight field"),
+                ("regex", "pattern"),
+                ("length", "longest"),
+                ("math", "seconds"),
+                ("style.py:short", "convention"),
+            )
+            for key in keys.split()
+        },
+        "optim.rates": ["optim.rates=[{of: lora_B, lr: 0.003}]"],
+        **{
             f"grpo.environment.{key}": ["stage=grpo", f"grpo.environment.name={name}"]
             for name, keys in (("tools.py:Own", "weight turns seconds"), ("http://127.0.0.1:9", "action observation"))
             for key in keys.split()
@@ -600,7 +613,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
             [],
         )
         first = [*first, *([companion.format(group=key.group)] if companion else [])]
-        assert faults(path, *first, f"{key.path}={as_yaml(key.example)}") == [], key.path
+        assert faults(path, *first, override_of(key)) == [], key.path
 
 
 if __name__ == "__main__":
@@ -611,7 +624,6 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("entry", ["{wieght: 2}", "{name: exact, wieght: 2}", "{train: x.json, eval: 0.05}"])
 def test_a_wrong_entry_of_a_list_of_rewards_is_a_fault(tmp_path: Path, entry: str) -> None:
-    """Entries of this list have no keys of their own in the schema's table."""
     path = tmp_path / "run.yaml"
     text = "stage: grpo\nmodel: a/b\ndata: {train: x.jsonl}\noutput: runs/x\n"
     path.write_text(f"{text}grpo:\n  rewards: [{entry}]\n")
@@ -619,3 +631,13 @@ def test_a_wrong_entry_of_a_list_of_rewards_is_a_fault(tmp_path: Path, entry: st
         load_config(path)
     assert {fault.code for fault in caught.value.faults} <= {"SF-CONFIG-KEY", "SF-FILE-MISSING"}
     assert any(fault.where.startswith(f"{path}:6") for fault in caught.value.faults)
+
+
+def test_a_misspelt_key_of_a_reward_is_told_its_name(tmp_path: Path) -> None:
+    (fault,) = faults(write_config(tmp_path, stage="grpo", grpo="{rewards: [{name: exact, wieght: 2}]}"))
+    assert "weight" in fault
+
+
+def test_a_wrong_value_of_a_reward_is_told_what_its_key_takes(tmp_path: Path) -> None:
+    (fault,) = faults(write_config(tmp_path, stage="grpo", grpo="{rewards: [{name: exact, weight: many}]}"))
+    assert all_keys()["grpo.rewards.weight"].expected in fault

@@ -38,7 +38,6 @@ FREE = {
     "distill.teacher",
     "grpo.environment.name",
     "distill.vllm_url",
-    "grpo.rewards",
     "grpo.vllm_url",
     "grpo.eval_answers",
     "grpo.eval_passes",
@@ -46,7 +45,7 @@ FREE = {
     "parallel.timeout",
     "functions.loss",
     "functions.record",
-}
+} | {key for key in all_keys() if key.startswith("grpo.rewards.")}
 WARNED = {
     "functions.metrics",
     "grpo.environment.seconds",

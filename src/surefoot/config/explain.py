@@ -26,7 +26,7 @@ def explain_key(path: str) -> str:
         "expects": key.expected,
         "default": _default(key),
         "example": _in_its_group(key),
-        "override": f"{key.path}={as_yaml(key.example)}",
+        "override": override_of(key),
     }
     if not key.children:
         rule = rule_for(path)
@@ -58,9 +58,17 @@ def _default(key: Key) -> str:
     return "required" if key.required else as_yaml(key.default)
 
 
+def override_of(key: Key) -> str:
+    """Return the override that sets a key to its example; of a list's item, the first one."""
+    path = f"{key.group}[0].{key.name}" if key.listed else key.path
+    return f"{path}={as_yaml(key.example)}"
+
+
 def _in_its_group(key: Key) -> str:
     line = f"{key.name}: {as_yaml(key.example)}"
-    return f"{key.group}: {{{line}}}" if key.group else line
+    if not key.group:
+        return line
+    return f"{key.group}: [{{{line}}}]" if key.listed else f"{key.group}: {{{line}}}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

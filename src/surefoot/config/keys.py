@@ -62,6 +62,7 @@ class Key:
     item: accepted items of a list of fixed words, in words; empty for other values.
     default: None also if the key is required.
     children: paths of a group's keys; empty for a plain value.
+    listed: whether its group is an item of a list, and nothing else may stand there.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Key:
     default: Any
     example: Any
     children: tuple[str, ...]
+    listed: bool = False
 
     @property
     def name(self) -> str:
@@ -105,10 +107,11 @@ def typed_key(text: str) -> str:
     return _BRACKET.sub(r".\1", text)
 
 
-def _walk(section: Fragment, group: str, definitions: dict[str, Fragment]) -> Iterator[Key]:
+def _walk(section: Fragment, group: str, definitions: dict[str, Fragment], *, listed: bool = False) -> Iterator[Key]:
     for name, fragment in section["properties"].items():
         path = f"{group}.{name}" if group else name
-        inner = _group_of(fragment, definitions)
+        alone = _group_of(fragment, definitions)
+        inner = alone or _group_of(fragment.get("items", {}), definitions)
         children = tuple(f"{path}.{child}" for child in inner["properties"]) if inner else ()
         default = fragment.get("default")
         yield Key(
@@ -121,9 +124,10 @@ def _walk(section: Fragment, group: str, definitions: dict[str, Fragment]) -> It
             default=default,
             example=fragment["examples"][0] if "examples" in fragment else default,
             children=children,
+            listed=listed,
         )
         if inner:
-            yield from _walk(inner, path, definitions)
+            yield from _walk(inner, path, definitions, listed=alone is None)
 
 
 def _group_of(fragment: Fragment, definitions: dict[str, Fragment]) -> Fragment | None:

@@ -30,14 +30,18 @@ BETA = 0.1  # TRL's default for every method
 _LEAVE = "leave it out"
 _OWN = {
     "dpo": (
-        "dpo_loss_type", "dpo_loss_weights", "dpo_label_smoothing", "precompute_ref_log_probs", "rl_adapter_ref_model",
-    ),  # fmt: skip
+        "dpo_loss_type",
+        "dpo_loss_weights",
+        "dpo_label_smoothing",
+        "precompute_ref_log_probs",
+        "rl_adapter_ref_model",
+    ),
     "ipo": ("precompute_ref_log_probs", "rl_adapter_ref_model"),
     "kto": ("kto_desirable_weight", "kto_undesirable_weight", "rl_adapter_ref_model"),
     "orpo": ("orpo_alpha",),
     "simpo": ("simpo_gamma", "cpo_alpha"),
     "reward": ("center_rewards_coefficient", "num_labels"),
-}  # fmt: skip
+}
 # Settings of the block `trl:` that Axolotl does not have.
 _NOT_IN_THE_BLOCK = (
     "learning_rate", "disable_dropout", "shuffle_dataset", "reward_model_name_or_path", "num_generations_eval",
