@@ -61,6 +61,7 @@ LIMIT = 1e-5
 MERGED = 1e-4
 # Of routers that balance loads without a loss; no gradient reaches it (ERNIE 4.5).
 _MOVED_BY_HAND = "e_score_correction_bias"
+_CROSSING = ".layers.1."  # Llama 3.2 Vision's layer that reads pictures; texts leave it out
 _WIDTH = 110  # columns of the printed table
 # DoRA is not defined for experts that stand in one parameter.
 _WITH_EXPERTS = (*MIXTURES, "qwen3_5_moe+vision", "llama4+vision")
@@ -172,7 +173,8 @@ def expected_modules(base: Path, family: str, kind: str) -> frozenset[str]:
     if kind != "full":
         return _adapted(plain_model(base, kind, *targets_of(family, base), RANK, ALPHA).state_dict())
     names = (name for name, _ in opened(base).named_parameters())
-    return frozenset(name for name in names if of_text(name) and not name.endswith(_MOVED_BY_HAND))
+    moved = frozenset(name for name in names if of_text(name) and not name.endswith(_MOVED_BY_HAND))
+    return frozenset(name for name in moved if _CROSSING not in name) if family == "mllama+vision" else moved
 
 
 HEADINGS = ("family", "adapter", "loss", "gradients", "reload", "merge", "targets", "resume")

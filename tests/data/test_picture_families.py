@@ -68,6 +68,7 @@ def test_ids_and_pixels_are_those_of_transformers_processor(family):
     assert torch.equal(batch.seen, (expected["input_ids"] == token).int())
     found = dict(batch.pixels[0])
     named = {"pixel_values", "pixel_attention_mask", "image_sizes", "image_position_ids"} & set(expected)
+    named |= {"aspect_ratio_ids", "aspect_ratio_mask"} & set(expected)
     assert set(found) == named
     assert all(torch.equal(found[key], expected[key]) for key in found)
     twin = processor(text=[text], images=[images[::-1]], return_tensors="pt", add_special_tokens=False)
@@ -79,6 +80,8 @@ def test_ids_and_pixels_are_those_of_transformers_processor(family):
 def test_rows_pad_their_pixels_as_transformers_processor_does(family):
     """One row has two pictures, the other one of another size."""
     name, base, folder = family
+    if name == "mllama":
+        pytest.skip("whose rows have equally many pictures, see tests/data/test_tiles_read.py")
     rows = [{"messages": [TURNS[0], RECORD["messages"][1]]}, {"messages": [TURNS[2], RECORD["messages"][3]]}]
     (batch,) = example_batches(prepared(base, folder, rows).train, [0, 1], Layout(0))
     processor = reference(name, base)

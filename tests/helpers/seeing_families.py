@@ -42,6 +42,12 @@ _MISTRAL = (
     + "[/INST]{% else %}{% if message.content is string %}{{ message.content }}"
     "{% else %}{{ message.content[0].text }}{% endif %}{{ eos_token }}{% endif %}{% endfor %}"
 )
+_MLLAMA = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+    + _EITHER.replace(" | trim", "")
+    + "<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
 # Pictures stand before the texts of their turn, wherever they were.
 _LLAVA = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -219,6 +225,17 @@ FAMILIES = {
         eye={"image_size": 64},
         others={"spatial_merge_size": 2},
     ),
+    "mllama": _Family(
+        template=_MLLAMA,
+        stop="<|eot_id|>",
+        tokens=("<|image|>",),
+        roles={"image_token": "<|image|>", "pad_token": "<|finetune_right_pad_id|>"},
+        processor=("mllama", "MllamaProcessor"),
+        pil=("mllama.image_processing_pil_mllama", "MllamaImageProcessorPil"),
+        eye_class="MllamaImageProcessor",
+        size={"size": {"height": 16, "width": 16}},
+        settings={},
+    ),
 }
 
 
@@ -231,6 +248,8 @@ def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
     text, eye, others = WRAPPERS[family.model or name]
     language = text | family.text | {"vocab_size": len(tokenizer) + 6, "pad_token_id": 0}
     language |= {"eos_token_id": ids[family.stop], "bos_token_id": tokenizer.bos_token_id}
+    if name == "mllama":  # the embedding has 8 more rows than the head, for this token
+        language["vocab_size"] = ids["<|image|>"]
     config = CONFIG_MAPPING[name](text_config=language, vision_config=eye | family.eye, **others, **family.others)
     config.image_token_id = ids[family.image]
     if name == "mistral3":
@@ -258,6 +277,8 @@ def _tokenizer(family: _Family, folder: Path) -> None:
         if "<|turn>" in family.tokens:
             template = template.replace("<|image>", family.image)
         zoo_tokenizers.gemma(folder, template, image=False)
+    elif family.stop == "<|eot_id|>":
+        zoo_tokenizers.llama3(folder, template, pad=True)
     else:
         zoo_tokenizers.qwen(folder, template, thinks=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)

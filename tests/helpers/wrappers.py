@@ -54,6 +54,18 @@ _SIGLIP = {
     "patch_size": 8,
 }
 _PIXTRAL = _SIGLIP | {"model_type": "pixtral", "head_dim": 8}
+_MLLAMA_EYE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_global_layers": 1,
+    "attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+    "intermediate_layers_indices": [0],
+    "vision_output_dim": 32,
+}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # model_type -> text_config, vision_config and what stands beside them.
 WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -121,6 +133,11 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "glm4v": (
         _TEXT | _MROPE,
         _QWEN_EYE | {"out_hidden_size": 32, "image_size": 16, "patch_size": 8},
+        {},
+    ),
+    "mllama": (
+        _TEXT | {"num_hidden_layers": 3, "cross_attention_layers": [1]} | {"rope_parameters": _DEFAULT_ROPE},
+        _MLLAMA_EYE,
         {},
     ),
     "llava": (_TEXT | {"model_type": "qwen2"}, _SIGLIP, {}),

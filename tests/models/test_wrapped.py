@@ -218,6 +218,7 @@ ROWS = {
     "gemma3": "gemma3",
     "gemma4": "gemma4",
     "mistral3": "mistral",
+    "mllama": "mllama",
     "llama4": "llama4",
     "glm4v": "glm",
     "llava": "qwen2",

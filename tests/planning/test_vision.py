@@ -27,21 +27,36 @@ PICTURES = {
         lambda: {"pixel_values": torch.randn(1, 3, 64, 64)},
         4,
     ),
+    "mllama": (
+        {"num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 4, "image_size": 64}
+        | {"vision_output_dim": 128},
+        lambda: {
+            "pixel_values": torch.randn(1, 1, 4, 3, 64, 64),
+            "aspect_ratio_ids": torch.tensor([[6]]),
+            "aspect_ratio_mask": torch.ones(1, 1, 4, dtype=torch.long),
+        },
+        1,
+    ),
 }
 
 
 def config_of(name):
     text, eye, others = WRAPPERS[name]
     return CONFIG_MAPPING[name](
-        text_config=text | {"vocab_size": 64}, vision_config=eye | WIDE | PICTURES[name][0], **others
+        text_config=text | {"vocab_size": 64, "pad_token_id": 0}, vision_config=eye | WIDE | PICTURES[name][0], **others
     )
 
 
 def saved(config, picture):
-    """Bytes of all that autograd saves in the tower's forward pass, weights left out."""
+    """Of the tower's forward pass."""
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").train()
-    tower = getattr(model.model, "visual", None) or model.model.vision_tower
-    weights = {parameter.untyped_storage().data_ptr() for parameter in tower.parameters()}
+    names = ("visual", "vision_tower", "vision_model")
+    return saved_by(next(getattr(model.model, name) for name in names if hasattr(model.model, name)), picture)
+
+
+def saved_by(module, inputs):
+    """Bytes of all that autograd saves in a module's forward pass, weights left out."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     found = {}
 
     def keep(tensor):
@@ -51,7 +66,7 @@ def saved(config, picture):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = tower(**picture)
+        result = module(**inputs)
     assert result is not None  # holds the graph, so that no address is used twice
     return sum(storage.nbytes() for storage in found.values())
 
@@ -62,13 +77,13 @@ def test_a_trained_tower_keeps_what_autograd_saves(tmp_path, name):
     config.save_pretrained(tmp_path)
     model, picture, features = facts_of(tmp_path), PICTURES[name][1](), PICTURES[name][2]
     expected = saved(config, picture)
-    trained = picture_bytes(model, ["tower"], features, 4)
+    trained = picture_bytes(model, ["tower"], features, 0, 4)
     assert trained.once == pytest.approx(expected, rel=NEAR)
     assert trained.recomputed < trained.once
-    assert picture_bytes(model, [], features, 4) == NOTHING  # frozen
+    assert picture_bytes(replace(model, cross_layers=0), [], features, 0, 4) == NOTHING  # frozen
     # Twin: without the MLP's layers the count is wrong.
     without = replace(model, vision=tuple((key, shape) for key, shape in model.vision if ".mlp." not in key))
-    assert picture_bytes(without, ["tower"], features, 4).once != pytest.approx(expected, rel=NEAR)
+    assert picture_bytes(without, ["tower"], features, 0, 4).once != pytest.approx(expected, rel=NEAR)
 
 
 @pytest.mark.parametrize(("parts", "each"), [((), 4), (("tower",), 9)])
@@ -80,3 +95,30 @@ def test_products_of_a_tower_are_counted_by_the_shapes_of_its_matrices(tmp_path,
     assert _products(model, None, vision, pictures) - _products(model, None, vision, words) == 4 * each
     assert _products(model, None, vision, words) > 0
     assert _products(model, None, vision, None) == 0
+
+
+def test_cross_attention_keeps_what_autograd_saves(tmp_path):
+    """Beyond what each token of the text keeps in a layer, which is taken from two lengths of text."""
+    config = config_of("mllama")
+    config.text_config.update({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2})
+    config.save_pretrained(tmp_path)
+    model = facts_of(tmp_path)
+    layers = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").model.language_model.layers
+    layer, states = layers[config.text_config.cross_attention_layers[0]], torch.randn(1, 260, 64)
+
+    def kept(tokens):
+        mask = torch.zeros(1, 1, tokens, 260)
+        text = torch.randn(1, tokens, 64, requires_grad=True)
+        return saved_by(
+            layer,
+            {"cross_attention_states": states, "cross_attention_mask": mask, "attention_mask": None}
+            | {"hidden_states": text, "full_text_row_masked_out_mask": torch.ones(1, 1, tokens, 1)},
+        )
+
+    two = [kept(tokens) for tokens in (16, 32)]
+    once = replace(model, patches=260, cross_layers=1)
+    expected = [picture_bytes(once, [], 1, tokens, 4).once for tokens in (16, 32)]
+    of_text = (two[1] - two[0]) - (expected[1] - expected[0])  # of 16 tokens
+    assert two[0] - of_text == pytest.approx(expected[0], rel=NEAR)
+    assert two[0] - of_text != pytest.approx(picture_bytes(replace(once, heads=2), [], 1, 16, 4).once, rel=NEAR)  # twin
+    assert picture_bytes(replace(once, cross_layers=0), [], 1, 16, 4) == NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from surefoot.families.chatml import LFM2, QWEN2_MOE, QWEN3_5, QWEN3_MOE, QWEN3_NEXT, QWEN_VL, SMOLLM3
 from surefoot.families.family import Family
 from surefoot.families.gpt_like import GPT2, OPT
-from surefoot.families.llama_like import GEMMA2, GEMMA3, LLAMA, MISTRAL, PHI3, QWEN2, QWEN3
+from surefoot.families.llama_like import GEMMA2, GEMMA3, LLAMA, MISTRAL, MLLAMA, PHI3, QWEN2, QWEN3
 from surefoot.families.own_turns import (
     COHERE,
     DEEPSEEK,
@@ -28,7 +28,7 @@ from surefoot.families.own_turns import (
 from surefoot.families.state_spaces import FALCON_H1, MAMBA, NEMOTRON_H
 
 FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2),
+    *(LLAMA, MLLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2),
     *(QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5, QWEN_VL, LFM2, SMOLLM3),
     *(GEMMA, GEMMA4, MIXTRAL, MINISTRAL, LLAMA4, GPT_OSS, GLM, DEEPSEEK, OLMO, GRANITE, COHERE, EXAONE4, SEED_OSS),
     *(ERNIE, HUNYUAN, NEMOTRON, GPT_NEOX),

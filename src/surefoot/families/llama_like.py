@@ -83,6 +83,8 @@ LLAMA = Family(
         "they are; add embed_tokens and lm_head to adapter.modules_to_save, or use data.template: alpaca",
     ),
 )
+# Llama 3.2 Vision: Llama 3.1's layers, and between them some that read pictures.
+MLLAMA = replace(LLAMA, name="mllama", model_types=("mllama_text_model",), structure=None)
 
 
 # Mistral 7B and its relatives. v0.1 has a sliding window of 4096, v0.2 and later write sliding_window: null.

@@ -89,6 +89,8 @@ class Shown:
     both_ways: whether the tokens of an image attend to each other in both directions.
     vision: (name, shape) of the parameters of vision tower and projector.
     patches: patches of the vision tower for each image token.
+    cross_layers: number of decoder layers that read pictures by cross-attention.
+    spare_rows: embedding rows that the output head lacks: tokens that are read and never predicted.
     opened_by: transformers' class that loads the checkpoint.
     """
 
@@ -101,6 +103,8 @@ class Shown:
     both_ways: bool = False
     vision: tuple[tuple[str, tuple[int, ...]], ...] = ()
     patches: float = 1.0
+    cross_layers: int = 0
+    spare_rows: int = 0
     opened_by: str = OPENED_BY
 
 
@@ -127,7 +131,7 @@ class ModelFacts(Shown):
     """Facts about a model for planning; for a multimodal model, about its language model.
 
     family: None if no row describes the model_type.
-    vocab: number of embedding rows, each `embedding_width` wide.
+    vocab: number of rows of the output head, each `embedding_width` wide.
     window: sliding window in tokens, None if no layer has one.
     dropouts: (config key, probability) of dropouts above 0, without attention's.
     gated: whether the MLP has a gate.
@@ -179,6 +183,10 @@ class ModelFacts(Shown):
     def structure(self) -> Structure | None:
         """Structure of the family's row; None if it was read from the model."""
         return self.family.structure if self.family else None
+
+    @property
+    def embedding_rows(self) -> int:
+        return self.vocab + self.spare_rows
 
     @property
     def parameters(self) -> int:

@@ -36,6 +36,7 @@ class PictureRow:
         minimum, returns the minimum. None: image sizes are fixed.
     others: control tokens that are used if the tokenizer has them.
     calls: extra arguments of the image processor.
+    by_row: whether pixels are [B, pictures of a row, ...], so that all rows of a batch need equally many pictures.
     """
 
     mark: str
@@ -46,6 +47,7 @@ class PictureRow:
     limit: Limit | None = None
     others: tuple[str, ...] = ()
     calls: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
+    by_row: bool = False
 
 
 def _qwen(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
@@ -232,6 +234,14 @@ ROWS: Mapping[str, PictureRow] = {
         inputs=("pixel_values", "image_sizes"),
         limit=_limit_pixtral,
         calls=lambda settings: {"patch_size": _pixtral_side(settings)},
+    ),
+    "MllamaImageProcessor": PictureRow(  # its tiles are read by cross-attention and take no positions of the text
+        mark="<|image|>",
+        token="<|image|>",
+        tokens=("<|image|>",),
+        write=lambda processor, settings, height, width: "<|image|>",
+        inputs=("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"),
+        by_row=True,
     ),
 }
 

@@ -53,15 +53,15 @@ def check_tied(model: PreTrainedModel, where: str) -> None:
 
 
 def resize_vocabulary(model: PreTrainedModel, rows: int, *, drawn: int = 0, seed: int = 0) -> None:
-    """Add embedding and head rows until there are `rows`; keeps tying. Raises ValueError if there are more already.
+    """Add embedding and head rows until the head has `rows`; keeps tying. Raises ValueError if it has more already.
 
     drawn: rows from here on are the mean of those before, and new ones up to here are drawn around it.
     seed: of that draw.
     """
-    embedding = embedding_and_head(model)[0]
-    before = embedding.shape[0]
+    embedding, head = embedding_and_head(model)
+    before = head.shape[0]
     if rows < before:
-        raise ValueError(f"the embedding has {before} rows; {rows} would drop some")
+        raise ValueError(f"the head has {before} rows; {rows} would drop some")
     if rows == before:
         return
     tied = is_tied(model)

@@ -6,6 +6,7 @@ mostly for the import, so it is done only for families whose structure is not in
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import textwrap
@@ -140,6 +141,8 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         both_ways=_sees_both_ways(model),
         vision=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
         patches=_patches(model.config),
+        cross_layers=len(getattr(config, "cross_attention_layers", ())),
+        spare_rows=max(0, embedding.get_parameter("weight").shape[0] - head.get_parameter("weight").shape[0]),
         opened_by=auto_class(model.config).__name__,
     )
 
@@ -149,6 +152,10 @@ def _patches(config: PreTrainedConfig) -> float:
     tower: Any = getattr(config, "vision_config", None)
     if tokens := getattr(config, "mm_tokens_per_image", None):  # Gemma 3
         return (tower.image_size // tower.patch_size) ** 2 / tokens
+    if tiles := getattr(
+        tower, "max_num_tiles", None
+    ):  # Mllama: blank tiles, a class token, and padding to whole eights
+        return tiles * math.ceil(((tower.image_size // tower.patch_size) ** 2 + 1) / 8) * 8
     sides = [getattr(one, name, None) for one in (tower, config) for name in _JOINED]
     return float(next((side for side in sides if side), 1)) ** 2
 

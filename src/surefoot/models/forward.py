@@ -230,9 +230,27 @@ def picture_inputs(model: nn.Module, pixels: Sequence[Pixels], seen: torch.Tenso
     """Return the image arguments of the model's forward. pixels: one entry per row; seen: as in `Batch`."""
     names = dict.fromkeys(name for own in pixels for name, _ in own)
     inputs = {name: _joined([dict(own)[name] for own in pixels if own]) for name in names}
-    if kinds := _kinds_argument(type(causal_model(model))):
+    if kinds := _argument(type(causal_model(model)), "mm_token_type_ids", "token_type_ids"):
         inputs[kinds] = seen
+    if crosses := _argument(type(causal_model(model)), "cross_attention_mask"):
+        inputs[crosses] = _read_tiles(seen, inputs["aspect_ratio_mask"])
     return inputs
+
+
+def _read_tiles(seen: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """Return which tiles each token attends to, [B, T, P, t]: those of the pictures right before it. Pictures without a
+    token between them are read together.
+
+    seen: [B, T], 1 at pictures; every row has P of them.
+    tiles: [B, P, t], 1 at the tiles that a picture has.
+    """
+    number = seen.cumsum(dim=1)  # of pictures up to a token
+    begins = seen * (1 - F.pad(seen, (1, 0))[:, :-1])
+    group = begins.cumsum(dim=1)
+    places = torch.arange(tiles.shape[1], device=seen.device)
+    first = (number[:, :, None] > places).int().argmax(dim=1)  # [B, P] where each picture stands
+    read = (group[:, :, None] == group.gather(1, first)[:, None]) & (number[:, :, None] > places)
+    return read[..., None] * tiles[:, None]
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -248,11 +266,11 @@ def _padded(tensor: torch.Tensor, sides: Sequence[int]) -> torch.Tensor:
 
 
 @functools.cache
-def _kinds_argument(kind: type[nn.Module]) -> str:
-    """Return the name of the forward argument that marks image tokens (for positions and bidirectional attention
-    between them); "" if the forward has none."""
-    names = inspect.signature(kind.forward).parameters
-    return next((name for name in ("mm_token_type_ids", "token_type_ids") if name in names), "")
+def _argument(kind: type[nn.Module], *names: str) -> str:
+    """Return the first of `names` that the forward of a model class takes; "" if it takes none. `mm_token_type_ids` and
+    `token_type_ids` mark image tokens (for positions and bidirectional attention between them)."""
+    taken = inspect.signature(kind.forward).parameters
+    return next((name for name in names if name in taken), "")
 
 
 def _filling(model: nn.Module, batch: Batch) -> list[int]:

@@ -174,7 +174,7 @@ def draw_steps(
             chosen_rows = torch.tensor([different[tuple(prompts[row])] for row in rows], device=device)
             cache.reorder_cache(chosen_rows)  # pyright: ignore[reportArgumentType]  # any integer index will do
             logits, mask = logits.index_select(0, chosen_rows), mask.index_select(0, chosen_rows)
-        pictures = None if pictures is None else {}  # they are in the cache
+        pictures = None if pictures is None else _after_prompt(pictures)
         # From the prompt's own stream, on the host, so that it does not depend on the batch or the device.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
         chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
@@ -230,7 +230,7 @@ def next_logits(
 
     mask: [B, S] over all tokens so far; None if there is no padding.
     past: number of tokens in the cache, used if mask is None.
-    pictures: inputs of the images whose tokens are in `ids` ({} if none are); None for a text-only prompt.
+    pictures: inputs of the images for `ids` (after the prompt see `_after_prompt`); None for a text-only prompt.
     """
     rows, new = ids.shape
     if pictures is not None:
@@ -243,6 +243,12 @@ def next_logits(
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **(pictures or {})}
     with decoding_context():
         return narrowed_logits(model, last, **inputs, past_key_values=cache, use_cache=True).float()
+
+
+def _after_prompt(pictures: Pictures) -> Pictures:
+    """Return the inputs of the tokens behind a prompt: its pictures are in the cache, and cross-attention reads those
+    that the prompt's last token reads."""
+    return {name: read[:, -1:] for name, read in pictures.items() if name == "cross_attention_mask"}
 
 
 def pictures_of(model: nn.Module, ids: Sequence[int], pixels: Pixels, token_id: int) -> Pictures:

@@ -254,6 +254,7 @@ def _unknown_settings(config: Mapping[str, Any], where: str) -> list[Fault]:
 
 
 def _vocabulary_rows(tensors: Tensors, facts: ModelFacts) -> int | None:
-    modules = [f"{PEFT_FRONT}.{module}" for module in (facts.embedding, facts.head)]
-    names = [(f"{module}{end}", axis) for module in modules for end, axis in _VOCABULARY]
-    return next((tensors[name].shape[axis] for name, axis in names if name in tensors), None)
+    """Return the rows that the adapter's output head has, which are the embedding's but for its spare ones."""
+    spare = {facts.embedding: facts.spare_rows, facts.head: 0}
+    names = [(f"{PEFT_FRONT}.{module}{end}", axis, own) for module, own in spare.items() for end, axis in _VOCABULARY]
+    return next((tensors[name].shape[axis] - own for name, axis, own in names if name in tensors), None)

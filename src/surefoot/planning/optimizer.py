@@ -148,7 +148,8 @@ def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows
 def _whole(model: ModelFacts, modules: list[ModuleFact], added_rows: int) -> Iterator[Tensor]:
     ends = [module for module in modules if module.name in (model.embedding, model.head)]
     for module in ends[:1] if model.tied else ends:
-        yield Tensor((model.vocab + added_rows, model.embedding_width), False, f"{module.name}.weight")
+        rows = model.embedding_rows if module.name == model.embedding else model.vocab
+        yield Tensor((rows + added_rows, model.embedding_width), False, f"{module.name}.weight")
     for module in modules:
         if module in ends:
             continue

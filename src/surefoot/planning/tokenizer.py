@@ -50,6 +50,9 @@ def plan_tokenizer(config: RunConfig, model: ModelFacts, tokenizer: TokenizerFac
     pad = _pad(config.tokenizer.pad, model, tokenizer, notes)
     ids = tuple(tokenizer.ids[text] for text in added)
     rows = max(model.vocab, pad.id + 1 if pad.added_rows else 0, *(number + 1 for number in ids)) - model.vocab
+    if rows and model.spare_rows:
+        what = f"the embedding has {model.spare_rows} rows more than the output head, so no row can be appended to both"
+        notes.refuse("tokenizer.add" if config.tokenizer.add else "tokenizer.add_special", what, "leave it out")
     bos = _bos(config, template.value, model.family, tokenizer, notes)
     return TokenizerPlan(
         pad_token=pad.token,
@@ -114,11 +117,12 @@ def _check_own(config: RunConfig, tokenizer: TokenizerFacts, notes: Notes) -> No
 
 def _check_rows(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> None:
     """Refuse tokens without an embedding row, which would index past the end."""
-    if tokenizer.ordinary_size > model.vocab:
-        what = f"the tokenizer has ids up to {tokenizer.ordinary_size - 1}, the model only {model.vocab} embedding rows"
+    rows = model.embedding_rows
+    if tokenizer.ordinary_size > rows:
+        what = f"the tokenizer has ids up to {tokenizer.ordinary_size - 1}, the model only {rows} embedding rows"
         notes.refuse("model", what, "use the tokenizer that belongs to the model", _CODE)
-    elif tokenizer.size > model.vocab:
-        beyond = [text for number, text in sorted(tokenizer.special.items()) if number >= model.vocab]
+    elif tokenizer.size > rows:
+        beyond = [text for number, text in sorted(tokenizer.special.items()) if number >= rows]
         notes.caution(f"special tokens without an embedding row are never used: {', '.join(beyond)}")
 
 
@@ -143,8 +147,8 @@ def _added_pad(model: ModelFacts, tokenizer: TokenizerFacts, notes: Notes) -> _P
     """Use <|pad|>. If the tokenizer has it already (saved by such a run), its id stays: a text has only one id."""
     there = ADDED_PAD in tokenizer.ids
     number = tokenizer.ids.get(ADDED_PAD, tokenizer.size)
-    rows = max(0, number + 1 - model.vocab)
-    where = "appended" if rows else f"in a spare row: the embedding has {model.vocab}"
+    rows = max(0, number + 1 - model.embedding_rows)
+    where = "appended" if rows else f"in a spare row: the embedding has {model.embedding_rows}"
     reason = f"its row {number} is {where}"
     if there:
         reason = f"the tokenizer has it already; {reason}" if rows else "the tokenizer has it already, with a row"
@@ -163,8 +167,9 @@ def _named_pad(token: str, model: ModelFacts, tokenizer: TokenizerFacts, notes: 
     elif not tokenizer.is_special(token):
         what = f"{token!r} is an ordinary token (id {choice.id}): text can contain it"
         notes.refuse("tokenizer.pad", what, "use auto, add, or a special token")
-    elif choice.id >= model.vocab:
-        notes.refuse("tokenizer.pad", f"{token!r} has id {choice.id}, but the model has {model.vocab} rows", "use auto")
+    elif choice.id >= model.embedding_rows:
+        what = f"{token!r} has id {choice.id}, but the model has {model.embedding_rows} rows"
+        notes.refuse("tokenizer.pad", what, "use auto")
     elif forbidden := _forbidden(token, model):
         notes.refuse("tokenizer.pad", f"{token!r} {forbidden}", "use auto or add")
     return choice
@@ -174,8 +179,8 @@ def _why_not_own(pad: Token, model: ModelFacts, tokenizer: TokenizerFacts) -> st
     """Why the tokenizer's PAD cannot be used; empty if it can."""
     if not tokenizer.is_special(pad.text):
         return "which is an ordinary token that text can contain"
-    if pad.id >= model.vocab:
-        return f"whose id is beyond the model's {model.vocab} rows"
+    if pad.id >= model.embedding_rows:
+        return f"whose id is beyond the model's {model.embedding_rows} rows"
     forbidden = _forbidden(pad.text, model)
     return f"which {forbidden}" if forbidden else ""
 
@@ -189,11 +194,11 @@ def _forbidden(token: str, model: ModelFacts) -> str:
 def _reserved_pad(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
     """The first token reserved by the family that the chat template does not use."""
     for reserved in model.family.reserved_pads if model.family else ():
-        number = tokenizer.ids.get(reserved.token, model.vocab)
+        number = tokenizer.ids.get(reserved.token, model.embedding_rows)
         written = reserved.token in (tokenizer.chat_template or "")
         if (
             tokenizer.is_special(reserved.token)
-            and number < model.vocab
+            and number < model.embedding_rows
             and number not in _ends(tokenizer)
             and not written
         ):
@@ -207,9 +212,9 @@ def _ends(tokenizer: TokenizerFacts) -> set[int]:
 
 
 def _spare_row(model: ModelFacts, tokenizer: TokenizerFacts) -> _Pad | None:
-    if tokenizer.size >= model.vocab or ADDED_PAD in tokenizer.ids:  # a text has only one id
+    if tokenizer.size >= model.embedding_rows or ADDED_PAD in tokenizer.ids:  # a text has only one id
         return None
-    reason = f"rows {tokenizer.size} to {model.vocab - 1} of the embedding have no token"
+    reason = f"rows {tokenizer.size} to {model.embedding_rows - 1} of the embedding have no token"
     return _Pad(Choice(ADDED_PAD, reason, "default"), tokenizer.size)
 
 

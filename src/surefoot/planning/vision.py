@@ -16,6 +16,13 @@ picture, in bytes, with b bytes of the compute dtype; norms and what goes from l
 
 Attention computes no scores at once (SDPA). A projector keeps, for each feature of a picture, inputs and outputs of its
 linear layers. Of a frozen tower nothing is kept.
+
+A language model that reads pictures by cross-attention (Llama 3.2 Vision) keeps of each patch, also of a frozen tower:
+
+    states          b * hidden, once
+    each layer      keys and values repeated for all heads, 2b * q; of the norm of keys its input and result, as
+                    in full fine-tuning, (4 + b) * k
+    mask            b for each token of the text, once
 """
 
 from __future__ import annotations
@@ -83,21 +90,38 @@ class Kept:
 NOTHING = Kept(0, 0)
 
 
-def picture_bytes(model: ModelFacts, parts: Sequence[Part], features: int, width: int) -> Kept:
+def picture_bytes(model: ModelFacts, parts: Sequence[Part], features: int, tokens: int, width: int) -> Kept:
     """For the pictures of one row.
 
     parts: that train.
     features: tokens of pictures in the row.
+    tokens: all tokens of the row.
     width: bytes of a number of the compute dtype.
     """
+    seen, read = _of_tower(model, parts, features, width), _of_cross_attention(model, features, tokens, width)
+    return Kept(seen.once + read.once, seen.recomputed + read.recomputed)
+
+
+def _of_cross_attention(model: ModelFacts, features: int, tokens: int, width: int) -> Kept:
+    if not model.cross_layers:
+        return NOTHING
+    patches = int(features * model.patches)
+    layer = patches * (2 * width * model.size("query") + (4 + width) * model.size("key_value"))
+    shared = patches * width * (model.hidden + tokens)
+    return Kept(shared + model.cross_layers * layer, shared + layer)
+
+
+def _of_tower(model: ModelFacts, parts: Sequence[Part], features: int, width: int) -> Kept:
     patches = features * model.patches
     shapes = dict(model.vision)
     of_pixels = [shape for name, shape in model.vision if _embeds(name)]
     pixels = max((math.prod(shape[1:]) for shape in of_pixels), default=0)
-    kept = features * _projector(shapes, width) if parts else 0
+    projected = patches if model.cross_layers else features
+    kept = projected * _projector(shapes, width) if parts else 0
     if "tower" not in parts or not of_pixels:
         return Kept(int(kept), int(kept))
     kept += patches * pixels * (4 + (width if width < 4 else 0))
+    kept += features * model.patches**2 * width if model.cross_layers else 0  # the mask of blank tiles
     layers, per_patch = _layers(shapes), _tower(shapes, width)
     again = layers * 4 * of_pixels[0][0] + per_patch / max(layers, 1)  # inputs, and one layer while it is there
     return Kept(int(kept + patches * per_patch), int(kept + patches * again))

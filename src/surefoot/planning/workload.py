@@ -103,8 +103,14 @@ def workload_of(
         products=_products(model, adapter, vision, lengths),
         kind=hardware.kind,
         holes=hardware.holes,
-        pictures=picture_bytes(model, vision.parts, lengths.features if lengths else 0, BYTES[precision.compute.value]),
+        pictures=_pictures(model, vision, lengths, BYTES[precision.compute.value]),
     )
+
+
+def _pictures(model: ModelFacts, vision: TrainedVision, lengths: LengthFacts | None, width: int) -> Kept:
+    if lengths is None:
+        return NOTHING
+    return picture_bytes(model, vision.parts, lengths.features, lengths.longest, width)
 
 
 # Products of other sizes for each shape of a decoder layer's matrix in the comparison of fast paths before step 1, with

@@ -188,17 +188,29 @@ def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: La
     return replace(batch, pictures=pictures, seen=(batch.input_ids == processor.token_id).int())
 
 
+def _of_equal_pictures(dataset: TokenizedDataset, groups: Iterable[list[int]], pair: int = 1) -> Iterator[list[int]]:
+    """Split micro-batches of a model whose rows need equally many pictures. pair: 2 for indices of pairs, else 1."""
+    for group in groups:
+        alike: dict[int, list[int]] = {}
+        for index in group:
+            count = dataset.picture_count(pair * index) if dataset.processor and dataset.processor.by_row else 0
+            alike.setdefault(count, []).append(index)
+        yield from alike.values()
+
+
 def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """Build the micro-batches of one step."""
     own = [int(index) for index in indices]
-    groups = layout.groups([(dataset.length(index),) for index in own])
-    return [_batch_of(dataset, [dataset[own[place]] for place in group], layout) for group in groups]
+    groups = [[own[place] for place in group] for group in layout.groups([(dataset.length(index),) for index in own])]
+    groups = _of_equal_pictures(dataset, groups)
+    return [_batch_of(dataset, [dataset[index] for index in group], layout) for group in groups]
 
 
 def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
     """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
     never."""
-    for group in layout.groups_of_all([(int(length),) for length in dataset.lengths]):
+    groups = layout.groups_of_all([(int(length),) for length in dataset.lengths])
+    for group in _of_equal_pictures(dataset, groups):
         yield _batch_of(dataset, [dataset[index] for index in group], layout)
 
 
@@ -245,8 +257,8 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     pairs: indices of all pairs of the step; pair i has the examples 2i (better) and 2i + 1 (worse).
     """
     own = [int(pair) for pair in pairs]
-    groups = layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())
-    found = [_pair_batch(dataset, [own[place] for place in group], layout) for group in groups]
+    groups = [[own[i] for i in group] for group in layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())]
+    found = [_pair_batch(dataset, group, layout) for group in _of_equal_pictures(dataset, groups, 2)]
     better = sum(_better_tokens(one) for one in found)
     shares = {"answer_share": len(own) / better if better else 0.0, "row_share": _row_share(dataset, own)}
     return [replace(one, **shares) for one in found]
@@ -258,7 +270,8 @@ def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     count = len(dataset) // 2
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     shares = {"answer_share": count / tokens if tokens else 0.0, "row_share": _row_share(dataset, range(count))}
-    for group in layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist()):
+    groups = layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist())
+    for group in _of_equal_pictures(dataset, groups, 2):
         yield replace(_pair_batch(dataset, group, layout), **shares)
 
 

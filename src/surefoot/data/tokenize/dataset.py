@@ -119,6 +119,11 @@ class TokenizedDataset:
                 if own := file.pictures.get(place):
                     yield index, own
 
+    def picture_count(self, index: int) -> int:
+        """Return the number of pictures of an example."""
+        file, place, _ = self._find(index)
+        return len(file.pictures.get(place, ()))
+
     def record(self, index: int) -> Mapping[str, Any]:
         """Return all fields of the record of a prompt."""
         file, place, _ = self._find(index)

@@ -103,6 +103,7 @@ class PictureProcessor:
 
     token_id: id of the token that stands for one feature of a picture.
     ids: ids of all control tokens that a picture is written with.
+    by_row: as in `PictureRow`.
     """
 
     def __init__(self, folder: Path, row: PictureRow, encoder: TextEncoder, max_pixels: int | None):
@@ -111,6 +112,7 @@ class PictureProcessor:
         own = [token for token in (*row.tokens, *row.others) if token in number]
         self.token_id = number[row.token]
         self.ids = tuple(number[token] for token in own)
+        self.by_row = row.by_row
         self._written = re.compile("|".join(map(re.escape, own)))
         self._marks = re.compile(f"{re.escape(row.mark)}|{IMAGE}")
 
