@@ -12,7 +12,7 @@ import pytest
 from helpers.doc_pages import ROOT
 from surefoot.config.method_contradictions import losses
 from surefoot.config.methods import AlignmentConfig, RewardConfig
-from surefoot.config.schema import RunConfig
+from surefoot.config.schema import FunctionsConfig, RunConfig
 from surefoot.method_facts.losses import PAIR_LOSSES, REWARD_LOSSES, LossFacts, joined, keys_of, read_by
 from surefoot.method_facts.methods import COUNTED, FORMATS, METHODS, SECTIONS, MethodFacts, Records
 from surefoot.methods.losses.preference import LOSSES, Constants
@@ -29,10 +29,12 @@ OTHER_MEANINGS = {
     ("commands/evaluate.py", "reward"): "a subcommand",
     ("commands/evaluate_answers.py", "reward"): "an argument of surefoot.train",
     ("runs/custom.py", "reward"): "an argument of surefoot.train",
+    ("config/resume_policy.py", "sft"): "a section of the config",
     ("config/resume_policy.py", "reward"): "a section of the config",
     ("config/resume_policy.py", "ppo"): "a section of the config",
     ("config/resume_policy.py", "grpo"): "a section of the config",
     ("config/resume_policy.py", "distill"): "a section of the config",
+    ("commands/init.py", "sft"): "a section of the config",
     ("commands/init.py", "reward"): "a section of the config",
     ("commands/init.py", "ppo"): "a section of the config",
     ("commands/init.py", "grpo"): "a section of the config",
@@ -154,7 +156,9 @@ def test_a_key_of_some_losses_names_them():
 @pytest.mark.parametrize("unread", [("beta",), ()])
 def test_a_key_that_the_chosen_loss_does_not_read_is_refused(unread):
     row = replace(PAIR_LOSSES["hinge"], unread=unread)
-    config = SimpleNamespace(method=METHODS["dpo"], loss=row, alignment=AlignmentConfig(loss="hinge", beta=0.5))
+    config = SimpleNamespace(
+        method=METHODS["dpo"], loss=row, alignment=AlignmentConfig(loss="hinge", beta=0.5), functions=FunctionsConfig()
+    )
     assert [one.key for one in losses(config)] == [f"alignment.{key}" for key in unread]  # pyright: ignore[reportArgumentType]
 
 

@@ -288,6 +288,7 @@ _GROUPS: Mapping[str, Sequence[str]] = {  # the most used sections and keys, in 
 _WANTED: Mapping[str, Sequence[str]] = {  # section -> its most used keys
     "data": ("train", "eval", "template", "max_length", "packing"),
     "adapter": ("kind", "rank", "alpha", "targets"),
+    "sft": ("loss",),
     "reward": ("loss", "center", "init"),
     "alignment": ("loss", "beta", "sft", "good", "bad", "reference"),
     "ppo": ("reward", "critic", "critic_lr", "max_new_tokens", "epochs", "kl"),

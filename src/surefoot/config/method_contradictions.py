@@ -121,6 +121,9 @@ def losses(config: RunConfig) -> Iterator[Problem]:
             what = f"only the loss {named} reads it, but the loss is {given.loss}"
             fix = f"leave it out, or set {key_of_loss} to {' or '.join(readers)}"
             yield problem(f"{method.section}.{key}", what, fix, key_of_loss)
+    if config.functions.loss is not None and "loss" in changed_keys(given):
+        what = "functions.loss replaces it"
+        yield problem(key_of_loss, what, "leave one of them out", "functions.loss")
     for key in config.loss.positive:
         if not getattr(given, key):
             what = f"must be above 0: the loss {given.loss} divides by it"

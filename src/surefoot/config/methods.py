@@ -1,4 +1,4 @@
-"""Config keys of single methods: reward, dpo and kto, ppo, grpo, distill.
+"""Config keys of single methods: sft and pretrain, reward, dpo and kto, ppo, grpo, distill.
 
 Those of every run are in `surefoot.config.schema`.
 """
@@ -11,17 +11,32 @@ from pydantic import Field, field_serializer
 
 from surefoot.config.sections import AdapterShape, Sources, plain_sources
 from surefoot.config.types import Count, Flag, NonNegative, Number, OwnFunction, Positive, Section, ShortForm, Text
-from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, CorrectionKind
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, TOKEN_LOSSES, CorrectionKind
 from surefoot.system.locations import is_address, is_function
 
 if TYPE_CHECKING:
+    TokenLoss = str
     PairLoss = str
     RewardLoss = str
     GroupLoss = str
 else:  # the rows are the only list of names, but a type checker needs constants
+    TokenLoss = Literal[tuple(TOKEN_LOSSES)]
     PairLoss = Literal[tuple(PAIR_LOSSES)]
     RewardLoss = Literal[tuple(REWARD_LOSSES)]
     GroupLoss = Literal[tuple(GROUP_LOSSES)]
+
+
+class SftConfig(Section):
+    loss: TokenLoss = "cross_entropy"
+    """Weight of each learned token, a constant in the gradient. cross_entropy: 1. dft: its own probability (Wu et al.
+    2025), so that tokens far from what the model would say count little. eaft: by the entropy of the model's
+    prediction, so that tokens of which it is sure count little. Evaluations report the cross entropy."""
+    alpha: NonNegative = 1.0
+    """eaft only: exponent of the weight."""
+    top: Annotated[int, Field(ge=2), Number] = 20
+    """eaft only: likeliest tokens among which the entropy is taken."""
+    entropy: Positive = 3.0
+    """eaft only: entropy, in nats, at which a token has weight 1."""
 
 
 class RewardConfig(Section):

@@ -74,6 +74,7 @@ POLICIES: dict[str, Rule] = {
     "adapter.publish": Rule("free", "checkpoints always contain the adapter"),
     "adapter.initial": Rule("free", "checkpoints always contain the adapter"),
     "adapter.initial_revision": Rule("free", "checkpoints always contain the adapter"),
+    "sft": Rule("refused", "the weights so far were trained with the old loss"),
     "reward": Rule("refused", "the reward model so far was trained with the old loss"),
     "alignment": Rule("refused", "the policy so far was trained with the old loss"),
     "ppo": Rule("refused", "policy and critic so far were trained with the old settings"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig
+from surefoot.config.methods import AlignmentConfig, DistillConfig, GrpoConfig, PpoConfig, RewardConfig, SftConfig
 from surefoot.config.sections import AdapterShape, DataConfig, ParallelConfig, PartRate, TokenizerConfig
 from surefoot.config.types import (
     CompileMode,
@@ -310,6 +310,8 @@ class RunConfig(Section):
     """What to do on non-finite values."""
     bos: BosConfig = BosConfig()
     """Beginning-of-sequence token."""
+    sft: SftConfig = SftConfig()
+    """Stages sft and pretrain: weights of the tokens in the loss."""
     reward: RewardConfig = RewardConfig()
     """Stage reward: the loss of the reward model."""
     alignment: AlignmentConfig = AlignmentConfig()

@@ -33,6 +33,7 @@ EIGHT_BITS = "8-bit weights as in bitsandbytes; activations are not rounded (LLM
 SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
 LAYERS_WHOLE = "surefoot keeps layers whole and shards the weights: the same sums, more memory for a process"
 NEW_ROWS = "under an adapter, embedding and head train in full here"
+OF_TOKENS = "in training; evaluations report the cross entropy here"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"
 

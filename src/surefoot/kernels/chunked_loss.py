@@ -93,13 +93,19 @@ class TokenLoss(Protocol):
         ...
 
 
+TokenWeight = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(logits up to a constant [n, V], log p of the targets [n, 1]) -> weights [n, 1], which count as constants."""
+
+
 class CrossEntropy:
-    """The `TokenLoss` of the tokens `targets` [N]."""
+    """The `TokenLoss` of the tokens `targets` [N].
 
-    bound = 2.0  # softmax(z) - e_y
+    weight: of each token; None: 1.
+    """
 
-    def __init__(self, targets: torch.Tensor):
-        self._targets = targets
+    def __init__(self, targets: torch.Tensor, weight: TokenWeight | None = None):
+        self._targets, self._weight = targets, weight
+        self.bound = 2.0 if weight is None else None  # softmax(z) - e_y
 
     def __call__(
         self, logits: torch.Tensor, part: slice, wanted: bool, narrow: torch.Tensor | None = None
@@ -108,10 +114,16 @@ class CrossEntropy:
         # Into its own input: another tensor of this size is what the chunks are there to avoid.
         log_p = torch.log_softmax(logits, dim=1, out=logits)  # pyright: ignore[reportCallIssue]
         chosen = log_p.gather(1, words)  # before `exp` below overwrites the logits in place
+        losses, at_target = -chosen, chosen.exp() - 1
+        weights = None if self._weight is None else self._weight(log_p, chosen)
+        if weights is not None:
+            losses, at_target = losses * weights, at_target * weights
         if not wanted:
-            return -chosen.squeeze(1), None
+            return losses.squeeze(1), None
+        if weights is not None:
+            log_p += weights.log()  # so that the gradient, exp of this, is rounded once
         gradient = torch.exp(log_p, out=log_p if narrow is None else narrow)
-        return -chosen.squeeze(1), gradient.scatter_(1, words, (chosen.exp() - 1).to(gradient.dtype))
+        return losses.squeeze(1), gradient.scatter_(1, words, at_target.to(gradient.dtype))
 
 
 def summed(hidden: torch.Tensor, head: Head, loss: TokenLoss) -> torch.Tensor:
@@ -128,9 +140,12 @@ def summed_over(logits: torch.Tensor, loss: TokenLoss, rows: int) -> torch.Tenso
     return found
 
 
-def summed_loss(hidden: torch.Tensor, head: Head, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy summed over all positions, a scalar; differentiable in hidden and head."""
-    return summed(hidden, head, CrossEntropy(targets))
+def summed_loss(
+    hidden: torch.Tensor, head: Head, targets: torch.Tensor, weight: TokenWeight | None = None
+) -> torch.Tensor:
+    """Return the cross entropy summed over all positions, a scalar; differentiable in hidden and head. weight: as in
+    `CrossEntropy`."""
+    return summed(hidden, head, CrossEntropy(targets, weight))
 
 
 def separate(hidden: torch.Tensor, head: Head, loss: TokenLoss) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Facts about the losses of DPO's family, of GRPO's, and of reward models: what each needs and which keys it reads.
+"""Facts about the losses of tokens, of DPO's family, of GRPO's, and of reward models: what each needs and which keys
+it reads.
 
     PAIR_LOSSES["orpo"].reference       # False: it only compares the two answers with each other
 
@@ -38,6 +39,14 @@ class LossFacts:
     sft: float = 0.0
     compared: str = ""
 
+
+TOKEN_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
+    {
+        "cross_entropy": LossFacts(reference=False),
+        "dft": LossFacts(reference=False),
+        "eaft": LossFacts(reference=False, keys=("alpha", "top", "entropy")),
+    }
+)
 
 PAIR_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, LossFacts, keys_of
+from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES, REWARD_LOSSES, TOKEN_LOSSES, LossFacts, keys_of
 
 Records = Literal["answers", "pairs", "judged", "prompts"]
 Unit = Literal["tokens", "pairs", "answers", "response_tokens"]
@@ -134,6 +134,8 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             title="continued pretraining",
             records="answers",
             formats=("text",),
+            section="sft",
+            losses=TOKEN_LOSSES,
             learns_tokens=True,
             plain_texts=True,
             one_pass=True,
@@ -143,6 +145,8 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             title="supervised fine-tuning",
             records="answers",
             formats=(*formats_for("answers"), *formats_for("pairs")),  # of a pair it learns the chosen answer
+            section="sft",
+            losses=TOKEN_LOSSES,
             pictures=True,
             learns_tokens=True,
             one_pass=True,

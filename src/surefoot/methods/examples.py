@@ -21,7 +21,7 @@ from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
-from surefoot.methods.losses.sft import sft_loss
+from surefoot.methods.losses.sft import Constants, token_loss
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
 from surefoot.methods.rewards.graders import fields_read
@@ -183,4 +183,5 @@ def task_of_items(
 
 def sft_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of stages sft and pretrain under a plan."""
-    return task_of_items(sft_loss, config, plan, data, example_batches, all_example_batches)
+    objective = token_loss(config.sft.loss, Constants(config.sft.alpha, config.sft.top, config.sft.entropy))
+    return task_of_items(objective, config, plan, data, example_batches, all_example_batches)

@@ -7,9 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from surefoot.config.methods import SftConfig
 from surefoot.config.schema import OptimConfig, RunConfig
 from surefoot.data.audit import Audit
 from surefoot.data.prepare import PreparedData
+from surefoot.method_facts.losses import TOKEN_LOSSES
 from surefoot.models.facts import facts_of
 from surefoot.planning.plan import RunPlan
 from surefoot.report.cards.run import CardFacts, DataFile, ending_token
@@ -47,6 +49,7 @@ def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str
             "schedule": f"{optim.schedule}, warm-up {optim.warmup}",
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
+            **_of_tokens(config),
             **_alignment(config),
             **_distillation(config),
             f"{config.method.counted} per step": str(config.batch.size),
@@ -79,6 +82,14 @@ def _data_file(role: str, audit: Audit) -> DataFile:
         audit.tokens,
         audit.supervised_tokens,
     )
+
+
+def _of_tokens(config: RunConfig) -> dict[str, str]:
+    """The loss of stages sft and pretrain, where tokens have weights."""
+    if config.method.losses is not TOKEN_LOSSES or config.sft == SftConfig() or config.loss is None:
+        return {}
+    more = "".join(f", {key} {getattr(config.sft, key):g}" for key in config.loss.keys)
+    return {"loss": f"{config.sft.loss}{more}"}
 
 
 def _alignment(config: RunConfig) -> dict[str, str]:

@@ -26,6 +26,7 @@ from surefoot.interop.backward import (
     strategy,
     switched,
     tracked,
+    true_if,
     unless,
 )
 from surefoot.interop.part_rates import ratio_back
@@ -45,7 +46,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import template_arguments
+from surefoot.interop.shared_rules import OF_TOKENS, template_arguments
 from surefoot.interop.trainer_rows import OPTIMIZERS
 
 SAVED = 4  # number of checkpoints that Axolotl keeps by default
@@ -77,7 +78,6 @@ _PARTS: Mapping[str, str] = {
     "qgalore_proj_quant qgalore_proj_bits qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj "
     "qgalore_queue_size",
     "use_pose": "pose_split_on_token_ids pose_max_context_len pose_num_chunks",
-    "use_eaft": "eaft_alpha eaft_k",
     "scaling_softmax": "scaling_softmax_factor scaling_softmax_bias",
     "pretraining_dataset": "pretrain_multipack_buffer_size streaming_multipack_buffer_size",
     "do_bench_eval": "bench_dataset bench_split",
@@ -120,6 +120,9 @@ _ROWS: tuple[Row, ...] = (
     joint("unfrozen_parameters", None, ("model.trained", "vision"), "modules of the language model", type=names,
           back=unfrozen),
     joint("model_quantization_config", None, (), "a base in MXFP4 is decoded while it is loaded", type=text),
+    joint("use_eaft", None, ("sft.loss", "sft.entropy"), OF_TOKENS, type=truth, back=true_if("sft.loss", "eaft")),
+    joint("eaft_alpha", None, ("sft.alpha",), "default: 1", type=number),
+    joint("eaft_k", None, ("sft.top",), "default: 20", type=whole),
     # data
     joint("datasets", None, ("data.train", "data.format", "data.template"), back=back.train),
     joint("pretraining_dataset", None, ("stage", "data.train"), "texts of a stream, with max_steps", back=back.stream),
@@ -289,7 +292,7 @@ _ROWS: tuple[Row, ...] = (
           "int4 weights with int8 activations; NVFP4 or MXFP4 of both", type=group, back=back.qat),
     *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
-              "lisa_step_interval jagged_restart_steps use_pose use_eaft curriculum_sampling "
+              "lisa_step_interval jagged_restart_steps use_pose curriculum_sampling "
               "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
     *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits",
               "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),

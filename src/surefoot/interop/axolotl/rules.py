@@ -12,7 +12,7 @@ from surefoot.interop.axolotl.steps import set_attention, set_evaluation, set_pa
 from surefoot.interop.axolotl.trained import set_adapter, set_vision
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, names
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, NEW_ROWS, resume_argument, set_added, switch
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, NEW_ROWS, OF_TOKENS, resume_argument, set_added, switch
 from surefoot.interop.sharing import Names, set_sharing
 
 # In Axolotl fsdp_config alone enables FSDP.
@@ -86,6 +86,17 @@ def set_length_limit(draft: Draft) -> None:
         draft.drop("plain texts are trained on all tokens", "train_on_inputs")
     else:
         draft.drop("only answers are compared", "train_on_inputs")
+
+
+def set_token_loss(draft: Draft) -> None:
+    """Set sft.*. Axolotl's EAFT weighs by the entropy itself, so that a token has weight 1 at an entropy of 1."""
+    if not draft["use_eaft"] or draft["rl"] or draft["reward_model"]:
+        draft.drop("belongs to use_eaft, or to another method", "use_eaft", "eaft_alpha", "eaft_k")
+        return
+    draft.set("sft.loss", "eaft", "use_eaft", why=OF_TOKENS)
+    draft.set("sft.entropy", 1.0, "use_eaft")
+    for name, key, usual in (("eaft_alpha", "alpha", 1.0), ("eaft_k", "top", 20)):
+        draft.set(f"sft.{key}", usual if draft[name] is None else draft[name], name)
 
 
 def set_precision(draft: Draft) -> None:
@@ -205,6 +216,7 @@ RULES = (
     set_vision,
     set_qat,
     set_length_limit,
+    set_token_loss,
     set_precision,
     set_attention,
     set_steps,

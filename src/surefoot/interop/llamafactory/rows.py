@@ -16,6 +16,7 @@ from surefoot.interop.backward import (
     never,
     reverse,
     share_of_warmup,
+    true_if,
     unless,
 )
 from surefoot.interop.llamafactory import back, freeze
@@ -34,7 +35,7 @@ from surefoot.interop.settings import (
     text,
     whole,
 )
-from surefoot.interop.shared_rules import module_names
+from surefoot.interop.shared_rules import OF_TOKENS, module_names
 from surefoot.method_facts.losses import NO_REFERENCE
 
 _GENERATING = "applies to generation; surefoot generate and chat have flags for it"
@@ -178,11 +179,11 @@ FINETUNING = (
     refused("use_hyper_parallel", False, "surefoot configures this with parallel.engine"),
     *all_listed("is for several processes", hyper_parallel_args=None, hyper_parallel_cp_size=1),
     joint("use_muon", False, ("optim.name",), back=equals("optim.name", "muon")),
-    refused("use_dft_loss", False, "surefoot supports only the standard loss"),
-    refused("use_asft_loss", False, "surefoot supports only the standard loss"),
+    joint("use_dft_loss", False, ("sft.loss",), OF_TOKENS, back=true_if("sft.loss", "dft")),
+    refused("use_asft_loss", False, "surefoot compares no tokens with a reference in this stage"),
     listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
-    refused("use_eaft_loss", False, "surefoot supports only the standard loss"),
-    listed("eaft_alpha", 1.0, "belongs to use_eaft_loss"),
+    joint("use_eaft_loss", False, ("sft.loss",), OF_TOKENS, back=true_if("sft.loss", "eaft")),
+    joint("eaft_alpha", 1.0, ("sft.alpha",)),
     joint("freeze_vision_tower", True, ("vision.tower",), "only with finetuning_type: full",
           back=equals("vision.tower", "frozen")),
     joint("freeze_multi_modal_projector", True, ("vision.projector",), "only with finetuning_type: full",

@@ -20,7 +20,7 @@ from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, SCALED, set_added, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, set_added, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -206,6 +206,15 @@ def set_learned(draft: Draft) -> None:
         return
     if whole or last:
         draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
+    if draft["stage"] != "sft":
+        draft.drop("is for stage: sft", "use_dft_loss", "use_eaft_loss")
+    elif draft["use_dft_loss"]:  # which LLaMA-Factory reads first
+        draft.set("sft.loss", "dft", "use_dft_loss", why=OF_TOKENS)
+    elif draft["use_eaft_loss"]:
+        draft.set("sft.loss", "eaft", "use_eaft_loss", why=OF_TOKENS)
+        draft.set("sft.alpha", draft["eaft_alpha"], "eaft_alpha")
+    if draft.written("sft.loss") != "eaft":
+        draft.drop("belongs to use_eaft_loss", "eaft_alpha")
 
 
 _ATTENDS = "without neat_packing the examples of a row attend to each other, which surefoot's never do"

@@ -24,6 +24,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
+from surefoot.interop.shared_rules import OF_TOKENS
 from surefoot.interop.trl.group import GRPO_ROWS
 from surefoot.interop.trl.methods import METHODS
 from surefoot.interop.words import read_value
@@ -176,7 +177,7 @@ SHARED: tuple[Row, ...] = (
     joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
     listed("vit_gradient_checkpointing", None, "all variants give the same gradients"),
     carried("router_aux_loss_coef", 0.0, "model.router_aux_loss_coef"),
-    refused("enable_dft_loss", False, "surefoot supports only the standard loss"),
+    joint("enable_dft_loss", False, ("sft.loss",), OF_TOKENS),
     listed("enable_channel_loss", False, "the loss of each source is logged"),
     refused("acc_strategy", "token", "surefoot counts tokens", "leave it out"),
     joint("output_dir", None, ("output",), "default: output/MODEL", type=text),

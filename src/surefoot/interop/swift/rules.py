@@ -20,6 +20,7 @@ from surefoot.interop.shared_rules import (
     EIGHT_BITS,
     LAYERS_WHOLE,
     NEW_ROWS,
+    OF_TOKENS,
     SCALED,
     set_added,
     set_batch,
@@ -172,6 +173,8 @@ def set_texts(draft: Draft) -> None:
     stage = draft.written("stage")
     limit, how = draft["max_length"], draft["truncation_strategy"]
     _set_length(draft, stage, limit, how)
+    if draft["enable_dft_loss"] and stage in ("sft", "pretrain"):
+        draft.set("sft.loss", "dft", "enable_dft_loss", why=OF_TOKENS)
     if stage == "pretrain":
         draft.drop("plain texts have no turns", "template", "agent_template", "use_chat_template", "loss_scale")
         return

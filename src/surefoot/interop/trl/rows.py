@@ -6,6 +6,7 @@ from surefoot.interop import settings
 from surefoot.interop.backward import differs, equals, held_out, longest_or_null, reverse, targets, unless
 from surefoot.interop.settings import (
     ALL_POSITIONS,
+    Refusal,
     Row,
     all_listed,
     carried,
@@ -22,7 +23,15 @@ from surefoot.interop.trl.data import HANDBOOK, OWN_EOS
 
 _KERNELS = "affects speed only; surefoot chooses its own kernels"
 _STREAM = "surefoot reads a dataset whole, or its first max_samples records"
-_LOSS = "surefoot's loss is the negative log-likelihood"
+_TOKEN_LOSSES = {"nll": "cross_entropy", "chunked_nll": "cross_entropy", "dft": "dft"}
+
+
+def _token_loss(value: str) -> str:
+    if value not in _TOKEN_LOSSES:
+        raise Refusal(f"surefoot has no {value}", f"use {' or '.join(_TOKEN_LOSSES)}")
+    return _TOKEN_LOSSES[value]
+
+
 OWN_ROWS: tuple[Row, ...] = (
     carried("model_name_or_path", None, "model.path", type=text),
     carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
@@ -74,7 +83,8 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("completion_only_loss", None, ("data.train_on",), type=truth,
           back=reverse("data.train_on", {True: "completion", False: "everything"})),
     joint("assistant_only_loss", False, ("data.train_on",), back=back.answers_only),
-    refused("loss_type", "nll", _LOSS, same=("chunked_nll",)),
+    carried("loss_type", "nll", "sft.loss", _token_loss, type=text,
+            back=lambda ours: "dft" if ours["sft.loss"] == "dft" else None),
     listed("activation_offloading", False, _KERNELS),
     carried("learning_rate", 2e-5, "optim.lr"),
     joint("logging_steps", 10, ("log_every",), type=number),
