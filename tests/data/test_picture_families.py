@@ -68,7 +68,7 @@ def test_ids_and_pixels_are_those_of_transformers_processor(family):
     assert torch.equal(batch.seen, (expected["input_ids"] == token).int())
     found = dict(batch.pixels[0])
     named = {"pixel_values", "pixel_attention_mask", "image_sizes", "image_position_ids"} & set(expected)
-    named |= {"aspect_ratio_ids", "aspect_ratio_mask"} & set(expected)
+    named |= {"image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask"} & set(expected)
     assert set(found) == named
     assert all(torch.equal(found[key], expected[key]) for key in found)
     twin = processor(text=[text], images=[images[::-1]], return_tensors="pt", add_special_tokens=False)
@@ -123,7 +123,8 @@ def test_nothing_of_a_picture_is_learned_whatever_else_is(family, monkeypatch):
 
 def _written(name):
     """Tokens that the family's processor writes for a picture."""
-    beside = ("<end_of_utterance>", "<|turn>", "<turn|>", "<|video|>", "<s>", "</s>", "[INST]", "[/INST]")
+    beside = {"<end_of_utterance>", "<|turn>", "<turn|>", "<|video|>", "<s>", "</s>", "[INST]", "[/INST]"}
+    beside |= {"[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|begin_of_sentence|>"}
     return [one for one in FAMILIES[name].tokens if one not in beside and "audio" not in one]
 
 
@@ -160,7 +161,14 @@ def test_samples_name_each_picture_once(family):
     assert FAMILIES[name].image not in shown
 
 
-LIMITS = {"gemma4": (70 * 48 * 48, 140 * 48 * 48), "smolvlm": (32 * 32, 64 * 64), "mistral3": (64 * 64, 128 * 128)}
+LIMITS = {
+    "gemma4": (70 * 48 * 48, 140 * 48 * 48),
+    "smolvlm": (32 * 32, 64 * 64),
+    "mistral3": (64 * 64, 128 * 128),
+    "internvl": (16 * 16, 4 * 16 * 16),
+    "glm46v": (32 * 32, 64 * 64),
+    "paddleocr_vl": (32 * 32, 64 * 64),
+}
 
 
 def test_a_budget_of_pixels_is_kept_or_refused(family):
@@ -230,7 +238,13 @@ def test_llava_next_counts_the_features_of_every_shape_as_transformers_does(tmp_
 
 
 def test_the_others_count_the_features_of_every_shape_as_transformers_does(tmp_path):
-    for name, names in (("mistral3", ("[IMG]", "[IMG_BREAK]", "[IMG_END]")), ("gemma4", ("<|image|>",))):
+    counted = {
+        "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        "gemma4": ("<|image|>",),
+        "internvl": ("<img>", "<IMG_CONTEXT>", "</img>"),
+        "glm46v": ("<|image|>",),
+    }
+    for name, names in counted.items():
         base = seeing_family(name, tmp_path / name)
         found, processor = read_processor(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
         sizes = [(height, width) for height in range(8, 400, 37) for width in range(8, 400, 41)]

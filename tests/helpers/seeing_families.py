@@ -62,6 +62,26 @@ _SMOLVLM = (
     "{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+# As in the published InternVL3.5-HF.
+_INTERNVL = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<IMG_CONTEXT>\n{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# An answer ends where the next turn begins, and here also at the end.
+_GLM = (
+    "[gMASK]<sop>{% for message in messages %}<|{{ message.role }}|>\n"
+    + _EITHER.replace(" | trim", "").replace("MARK", "<|begin_of_image|><|image|><|end_of_image|>")
+    + "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% else %}<|user|>{% endif %}"
+)
+_PADDLE = (
+    "<|begin_of_sentence|>{% for message in messages %}{% if message.role == 'user' %}User: "
+    + _EITHER.replace(" | trim", "").replace("MARK", "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
+    + "\n{% else %}Assistant:\n{% if message.content is string %}{{ message.content }}"
+    "{% else %}{{ message.content[0].text }}{% endif %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _CLIP = {
     "model_type": "clip_vision_model",
@@ -168,6 +188,58 @@ FAMILIES = {
         settings={},
         gemma=True,
         text={"use_bidirectional_attention": "vision"},
+    ),
+    "internvl": _Family(
+        template=_INTERNVL,
+        stop="<|im_end|>",
+        tokens=("<img>", "<IMG_CONTEXT>", "</img>", "<video>"),
+        roles={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        processor=("internvl", "InternVLProcessor"),
+        pil=("got_ocr2.image_processing_pil_got_ocr2", "GotOcr2ImageProcessorPil"),
+        eye_class="GotOcr2ImageProcessorFast",
+        size={"size": {"height": 16, "width": 16}, "min_patches": 1, "max_patches": 6},
+        settings={"image_seq_length": 4},
+        others={"image_seq_length": 4},
+    ),
+    "glm46v": _Family(
+        template=_GLM,
+        stop="<|user|>",
+        tokens=(
+            "[gMASK]",
+            "<sop>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|observation|>",
+            "<|begin_of_image|>",
+            "<|image|>",
+            "<|end_of_image|>",
+            "<|begin_of_video|>",
+            "<|video|>",
+            "<|end_of_video|>",
+        ),
+        roles={"image_token": "<|image|>", "video_token": "<|video|>"},
+        processor=("glm46v", "Glm46VProcessor"),
+        pil=("glm46v.image_processing_pil_glm46v", "Glm46VImageProcessorPil"),
+        eye_class="Glm46VImageProcessorFast",
+        size={"patch_size": 8, "size": {"shortest_edge": 2 * 32 * 32, "longest_edge": 2 * 64 * 64}},
+        settings={},
+    ),
+    "paddleocr_vl": _Family(
+        template=_PADDLE,
+        stop="</s>",
+        tokens=("<|begin_of_sentence|>", "</s>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"),
+        roles={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+        processor=("paddleocr_vl", "PaddleOCRVLProcessor"),
+        pil=("paddleocr_vl.image_processing_pil_paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
+        eye_class="PaddleOCRVLImageProcessor",
+        size={"patch_size": 8, "size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}},
+        settings={},
     ),
     "llava": _Family(
         template=_LLAVA,
@@ -308,7 +380,7 @@ def reference(name: str, folder: Path) -> Any:
         setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))
     made = kind.__new__(kind)
     init: Callable[..., None] = getattr(kind.__init__, "__wrapped__", kind.__init__)
-    beside = {"video_processor": None} if name in ("smolvlm", "gemma4") else {}
+    beside = {"video_processor": None} if name in ("smolvlm", "gemma4", "internvl", "glm46v") else {}
     beside |= {"feature_extractor": None} if name == "gemma4" else {}
     made.check_argument_for_proper_class = lambda *given: None
     eye = AutoImageProcessor.from_pretrained(folder, backend="pil")

@@ -140,6 +140,28 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         _MLLAMA_EYE,
         {},
     ),
+    "glm46v": (
+        _TEXT | _MROPE | {"model_type": "glm4v_text"},
+        _QWEN_EYE | {"model_type": "glm4v_vision", "out_hidden_size": 32, "image_size": 32, "patch_size": 8},
+        {},
+    ),
+    "internvl": (
+        _TEXT | {"model_type": "qwen3", "head_dim": 8},
+        {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": [16, 16],
+            "patch_size": [4, 4],
+        },
+        {"tie_word_embeddings": False},
+    ),
+    "paddleocr_vl": (
+        _TEXT | _MROPE | {"head_dim": 8, "tie_word_embeddings": True},
+        _SIGLIP | {"model_type": "paddleocr_vl_vision", "spatial_merge_size": 2},
+        {"tie_word_embeddings": True},
+    ),
     "llava": (_TEXT | {"model_type": "qwen2"}, _SIGLIP, {}),
     "smolvlm": (_TEXT | {"model_type": "llama"}, _SIGLIP | {"model_type": "smolvlm_vision"}, {}),
 }

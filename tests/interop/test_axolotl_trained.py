@@ -59,6 +59,9 @@ MODELS = {
     "google/gemma-4-E2B-it": ("Gemma4", lambda: _seeing("Gemma4", "Gemma4VisionConfig")),
     "llava-hf/llava-1.5-7b-hf": ("Llava", lambda: _llava("CLIPVisionConfig")),
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": ("SmolVLM", lambda: _seeing("SmolVLM")),
+    "OpenGVLab/InternVL3_5-8B-HF": ("InternVL", lambda: _seeing("InternVL")),
+    "zai-org/GLM-4.6V-Flash": ("Glm46V", lambda: _seeing("Glm46V")),
+    "PaddlePaddle/PaddleOCR-VL-1.6": ("PaddleOCRVL", lambda: _seeing("PaddleOCRVL")),
     "mistral-community/pixtral-12b": ("Llava", lambda: _llava("PixtralVisionConfig", "MistralConfig")),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("Mistral3", lambda: _seeing("Mistral3")),
 }
@@ -102,6 +105,8 @@ TO_LANGUAGE = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|
         ({"lora_target_linear": True, "freeze_mm_modules": True}, None),
         ({"base_model": "mistral-community/pixtral-12b", "lora_target_modules": ["up_proj"]}, "lora_target_modules"),
         ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["q_proj"]}, "lora_target_modules"),
+        ({"base_model": "zai-org/GLM-4.6V-Flash", "lora_target_modules": ["gate_proj"]}, "lora_target_modules"),
+        ({"base_model": "zai-org/GLM-4.6V-Flash", "lora_target_modules": ["q_proj"]}, None),
         ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["o_proj"]}, None),
         ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": TO_LANGUAGE}, None),
     ],

@@ -221,6 +221,9 @@ ROWS = {
     "mllama": "mllama",
     "llama4": "llama4",
     "glm4v": "glm",
+    "glm46v": "glm",
+    "internvl": "qwen3",
+    "paddleocr_vl": "paddleocr_vl",
     "llava": "qwen2",
     "smolvlm": "llama",
 }

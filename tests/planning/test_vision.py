@@ -37,6 +37,21 @@ PICTURES = {
         },
         1,
     ),
+    "internvl": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4, "image_size": [32, 32]},
+        lambda: {"pixel_values": torch.randn(1, 3, 32, 32)},
+        16,
+    ),
+    "glm46v": (
+        {"depth": 3, "num_heads": 4, "out_hidden_size": 256},
+        lambda: {"hidden_states": torch.randn(64, 2 * 3 * 64), "grid_thw": torch.tensor([[1, 8, 8]])},
+        16,
+    ),
+    "paddleocr_vl": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4},
+        lambda: {"pixel_values": torch.randn(1, 64, 3, 8, 8), "grid_thw": torch.tensor([[1, 8, 8]])},
+        16,
+    ),
 }
 
 

@@ -23,13 +23,14 @@ from runs.test_pictures_run import (
 )
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import Layout, example_batches
+from surefoot.families.pictures import part_of
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.facts import module_tree
 from surefoot.models.load import load_tokenizer
 from surefoot.models.wrapped import wrapper_parameters
 
 SEEN_BOTH_WAYS = ("gemma3", "gemma4")
-READ_BY_PLACE = (*SEEN_BOTH_WAYS, "mllama")  # whose forward has to be told where pictures stand
+READ_BY_PLACE = (*SEEN_BOTH_WAYS, "glm46v", "mllama", "paddleocr_vl")  # whose forward is told where pictures stand
 
 
 def data_of(base, folder):
@@ -117,7 +118,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_reloads(tmp_path, name, adap
     else:
         own, before = load_file(folder / "model.safetensors"), load_file(base / "model.safetensors")
         assert own.keys() == before.keys()
-        tower = [key for key in before if "vision" in key]
+        tower = [key for key in before if part_of(key)]
         assert tower
         assert all(torch.equal(own[key], before[key]) for key in tower)
     assert plain.training is False

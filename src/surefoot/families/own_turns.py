@@ -136,6 +136,16 @@ ERNIE = Family(
     turn_ends=("<|end_of_sentence|>", "<|im_end|>"),
 )
 
+# Ernie 4.5 inside PaddleOCR-VL, with a tokenizer of its own: the template begins with <|begin_of_sentence|> and ends
+# answers with EOS.
+PADDLEOCR = Family(
+    name="paddleocr_vl",
+    model_types=("paddleocr_vl_text",),
+    uses_bos=None,
+    forbidden_pads=(ForbiddenPad("</s>", ENDS_TURNS),),
+    turn_ends=("</s>",),
+)
+
 # LLaMA-Factory: hunyuan (7B), hunyuan_small and hy_dense_1_8b; the sizes have two tokenizers.
 HUNYUAN = Family(
     name="hunyuan",

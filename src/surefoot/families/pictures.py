@@ -50,16 +50,28 @@ class PictureRow:
     by_row: bool = False
 
 
-def _qwen(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
-    count = processor.get_number_of_image_patches(height, width, {}) // processor.merge_size**2
-    return "<|vision_start|>" + "<|image_pad|>" * count + "<|vision_end|>"
-
-
-def _limit_qwen(processor: Any, most: int) -> int:
+def _limit_by_size(processor: Any, most: int) -> int:
     least = processor.size["shortest_edge"]
     if most >= least:
         processor.size = {"shortest_edge": least, "longest_edge": most}
     return 0 if most >= least else least
+
+
+def _limit_glm(processor: Any, most: int) -> int:
+    """Its limits count the pixels of all frames, and a picture stands for `temporal_patch_size` of them."""
+    frames = processor.temporal_patch_size
+    return -(-_limit_by_size(processor, most * frames) // frames)
+
+
+def _merged(begin: str, token: str, end: str, limit: Limit) -> PictureRow:
+    """Qwen-VL's form: patches of a picture in its own shape, of which squares are merged into one feature."""
+
+    def write(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
+        count = processor.get_number_of_image_patches(height, width, {}) // processor.merge_size**2
+        return begin + token * count + end
+
+    inputs = ("pixel_values", "image_grid_thw")
+    return PictureRow(begin + token + end, token, (begin, token, end), write, inputs, limit)
 
 
 def _gemma3(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
@@ -185,15 +197,23 @@ def _limit_pixtral(processor: Any, most: int) -> int:
     return 0 if most >= least else least
 
 
+_IN_TILES = {"crop_to_patches": True}  # InternVL's processor asks for it, whatever the image processor's file says
+
+
+def _internvl(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
+    tiles = processor.get_number_of_image_patches(height, width, _IN_TILES)
+    return "<img>" + "<IMG_CONTEXT>" * (settings.get("image_seq_length", 256) * tiles) + "</img>"
+
+
+def _limit_internvl(processor: Any, most: int) -> int:
+    tile = processor.size["height"] * processor.size["width"]
+    if most >= tile:
+        processor.max_patches = most // tile
+    return 0 if most >= tile else tile
+
+
 _PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
-_QWEN = PictureRow(
-    mark="<|vision_start|><|image_pad|><|vision_end|>",
-    token="<|image_pad|>",
-    tokens=("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),
-    write=_qwen,
-    inputs=("pixel_values", "image_grid_thw"),
-    limit=_limit_qwen,
-)
+_GLM = _merged("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", _limit_glm)
 _IDEFICS3 = PictureRow(
     mark="<image>",
     token="<image>",
@@ -204,7 +224,11 @@ _IDEFICS3 = PictureRow(
     others=("<global-img>", *_PLACES),
 )
 ROWS: Mapping[str, PictureRow] = {
-    "Qwen2VLImageProcessor": _QWEN,  # Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5
+    # Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5
+    "Qwen2VLImageProcessor": _merged("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", _limit_by_size),
+    "Glm4vImageProcessor": _GLM,  # GLM-4.1V and GLM-4.5V
+    "Glm46VImageProcessor": _GLM,
+    "PaddleOCRVLImageProcessor": _merged("<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>", _limit_by_size),
     "Gemma3ImageProcessor": PictureRow(
         mark="<start_of_image>",
         token="<image_soft_token>",
@@ -219,6 +243,15 @@ ROWS: Mapping[str, PictureRow] = {
         write=_gemma4,
         inputs=("pixel_values", "image_position_ids"),
         limit=_limit_gemma4,
+    ),
+    "InternVLProcessor": PictureRow(  # the image processor is GOT-OCR2's
+        mark="<IMG_CONTEXT>",
+        token="<IMG_CONTEXT>",
+        tokens=("<img>", "<IMG_CONTEXT>", "</img>"),
+        write=_internvl,
+        inputs=("pixel_values",),
+        limit=_limit_internvl,
+        calls=lambda settings: _IN_TILES,
     ),
     "LlavaProcessor": PictureRow("<image>", "<image>", ("<image>",), _llava, ("pixel_values",)),
     "LlavaNextImageProcessor": PictureRow(
@@ -249,7 +282,7 @@ ROWS: Mapping[str, PictureRow] = {
 Part = Literal["tower", "projector"]
 PARTS: tuple[Part, ...] = ("tower", "projector")
 _TOWERS = ("vision_tower", "vision_model", "visual")
-_PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "merger", "deepstack_merger_list")
+_PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "projector", "merger", "deepstack_merger_list")
 
 
 def part_of(parameter: str) -> Part | None:

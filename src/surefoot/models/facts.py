@@ -152,10 +152,10 @@ def _patches(config: PreTrainedConfig) -> float:
     tower: Any = getattr(config, "vision_config", None)
     if tokens := getattr(config, "mm_tokens_per_image", None):  # Gemma 3
         return (tower.image_size // tower.patch_size) ** 2 / tokens
-    if tiles := getattr(
-        tower, "max_num_tiles", None
-    ):  # Mllama: blank tiles, a class token, and padding to whole eights
+    if tiles := getattr(tower, "max_num_tiles", None):  # Mllama: blank tiles, a class token, padding to whole eights
         return tiles * math.ceil(((tower.image_size // tower.patch_size) ** 2 + 1) / 8) * 8
+    if ratio := getattr(config, "downsample_ratio", None):  # InternVL
+        return 1 / ratio**2
     sides = [getattr(one, name, None) for one in (tower, config) for name in _JOINED]
     return float(next((side for side in sides if side), 1)) ** 2
 

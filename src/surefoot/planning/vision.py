@@ -12,6 +12,7 @@ picture, in bytes, with b bytes of the compute dtype; norms and what goes from l
     outputs         b * outputs of queries, keys and values and of the MLP's first layers, which attention and the
                     activation keep; a fused `qkv` stays whole behind the rotated queries and keys
     second layers   b * inputs: attention's output, and the activation's (with a gate times `up`, and both)
+    layer scales    their input 4n each (InternVL)
     patches         the pixels, 4 bytes each, and their cast copy
 
 Attention computes no scores at once (SDPA). A projector keeps, for each feature of a picture, inputs and outputs of its
@@ -76,7 +77,7 @@ def with_trained_vision(adapter: AdapterPlan | None, vision: TrainedVision, mode
 
 # Linear layers whose output is added to what goes from layer to layer, by the last part of their name.
 _MLP_ENDS = ("fc2", "linear_fc2", "down_proj")
-_SECOND = ("out_proj", "o_proj", "proj", *_MLP_ENDS)
+_SECOND = ("out_proj", "o_proj", "proj", "projection_layer", *_MLP_ENDS)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,11 @@ def _tower(shapes: dict[str, tuple[int, ...]], width: int) -> int:
     kept = 0
     for name, shape in shapes.items():
         *path, last = name.split(".")
-        if last != "weight" or part_of(name) != "tower" or not any(part.isdigit() for part in path):
+        if part_of(name) != "tower" or not any(part.isdigit() for part in path):
+            continue
+        if last in ("lambda_1", "lambda_2"):
+            kept += 4 * shape[0]
+        if last != "weight":
             continue
         own = path[-2] if path[-1] == "linear" else path[-1]
         if len(shape) == 1:

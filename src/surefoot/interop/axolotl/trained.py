@@ -132,6 +132,14 @@ _GEMMA4 = "patch_embedder.input_proj " + " ".join(
     f"encoder.layers.0.{name}_proj.linear"
     for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
 )
+_GLM = "patch_embed.proj blocks.0.attn.qkv blocks.0.attn.proj downsample merger.proj embeddings.position_embedding " + (
+    " ".join(f"{part}.{name}_proj" for part in ("blocks.0.mlp", "merger") for name in ("gate", "up", "down"))
+)
+_INTERNVL = "embeddings.patch_embeddings.projection " + " ".join(
+    f"encoder.layer.0.{name}"
+    for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.projection_layer",
+                 "mlp.fc1", "mlp.fc2")
+)  # fmt: skip
 # Pattern of the names of a family's models -> the modules of its tower and projector that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen2-vl": _named("visual", f"{_OLDER} blocks.0.mlp.fc1 blocks.0.mlp.fc2"),
@@ -141,6 +149,9 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "gemma-3-": _named("vision_tower", f"{_SIGLIP} head.attention.out_proj head.mlp.fc1 head.mlp.fc2"),
     "gemma-4-(?!12b)": _named("vision_tower", _GEMMA4, "embed_vision.embedding_projection"),
     r"llava-v?1\.5": _named("vision_tower", _SIGLIP, _JOINED),
+    r"internvl3(_5)?-.*-hf": _named("vision_tower", _INTERNVL, _JOINED),
+    r"glm-4\.[156]v": _named("visual", _GLM),
+    "paddleocr-vl": _named("visual.vision_model", _SIGLIP, "projector.linear_1 projector.linear_2"),
     "smolvlm": _named("vision_model", _SIGLIP, "connector.modality_projection.proj"),
     "pixtral": _named("vision_tower", _PIXTRAL, _JOINED),
     r"mistral-small-(3\.[12]|4)|magistral-small-2509|ministral-3-|mistral-medium-3\.5": _named(
