@@ -275,6 +275,29 @@ def test_bytes_in_a_table_are_the_pictures_of_files(prepare, tmp_path, name):
     )
 
 
+def test_questions_of_the_cauldron_have_their_pictures_before_the_first(prepare, tmp_path):
+    """As torchtune reads them (TheCauldronToMessages); its columns are Parquet's, with pictures in bytes."""
+    asked = [{"user": "which?", "assistant": "the red one", "source": "x"}, {"user": "why?", "assistant": "it is red"}]
+    cells = [in_bytes(tmp_path, "red.png"), in_bytes(tmp_path, "blue.png", path=None)]
+    table = as_table(tmp_path / "d.parquet", [{"images": cells, "texts": asked}])
+    data = prepare([], source=table)
+    assert data.audit.source.layout == "cauldron"
+    turns = [{"role": role, "content": pair[role]} for pair in asked for role in ("user", "assistant")]
+    turns[0]["content"] = parts(RED, BLUE, "which?")
+    wanted = prepare([{"messages": turns}]).train
+    assert data.train[0].ids.tolist() == wanted[0].ids.tolist()
+    assert data.train[0].supervised.tolist() == wanted[0].supervised.tolist()
+    (batch,), (other,) = (example_batches(one, [0], Layout(0)) for one in (data.train, wanted))
+    assert all(torch.equal(one, dict(other.pixels[0])[key]) for key, one in batch.pixels[0])
+    marked = {"images": ["red.png", "blue.png"], "texts": [{"user": "<image> or <image>?", "assistant": "the first"}]}
+    twin = {"messages": [{"role": "user", "content": parts(RED, " or ", BLUE, "?")}]}
+    twin["messages"].append({"role": "assistant", "content": "the first"})
+    assert prepare([marked]).train[0].ids.tolist() == prepare([twin]).train[0].ids.tolist()
+    for broken in ({"texts": []}, {"texts": ["a"]}, {"texts": [{"user": "?", "assistant": ""}]}):
+        with raises_fault("SF-DATA-ROW", f"{tmp_path / 'd.jsonl'}:1"):
+            prepare([marked | broken])
+
+
 def test_a_rank_reads_the_pictures_of_its_own_batches_once_and_before_they_are_used(prepare, tmp_path, monkeypatch):
     texts = ({"messages": [{"role": "user", "content": parts(f"{word} ", RED)}]} for word in "abcde")
     data, read = prepare([answered(row) for row in texts]).train, []

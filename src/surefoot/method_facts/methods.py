@@ -32,6 +32,7 @@ FORMATS: Mapping[str, Records] = MappingProxyType(
         "alpaca": "answers",
         "sharegpt": "answers",
         "messages": "answers",
+        "cauldron": "answers",
         "prompt-completion": "answers",
         "text": "answers",
         "commonsense": "answers",

@@ -1,8 +1,9 @@
-"""Record formats of supervised data: messages, prompt-completion, sharegpt, alpaca, commonsense.
+"""Record formats of supervised data: messages, prompt-completion, sharegpt, cauldron, alpaca, commonsense.
 
     messages           {"messages": [{"role", "content"}, …]} as in the OpenAI API, with tools and calls
     prompt-completion  {"prompt", "completion"} as in TRL: texts, or lists of messages
     sharegpt           {"conversations": [{"from", "value"}, …]}, with tools in roles of their own
+    cauldron           {"images", "texts": [{"user", "assistant"}, …]} as in The Cauldron
     alpaca             {"instruction", "input", "output"}, optionally with "system" and "history"
     commonsense        alpaca with "answer", the short form of "output"
     tokens             {"input_ids", "labels"}: token ids, as transformers' Trainer takes them
@@ -19,6 +20,7 @@ from typing import Any
 
 from surefoot.data.formats.conversation import (
     IMAGE,
+    MARK,
     Conversation,
     RowFault,
     Tokens,
@@ -31,6 +33,7 @@ from surefoot.data.formats.conversation import (
     path_in,
     read_calls,
     read_dialogue,
+    read_images,
     read_tools,
     read_turns,
     role_in,
@@ -158,6 +161,20 @@ def read_sharegpt_turn(item: Mapping[str, Any]) -> Turn:
     content = text(item, "value") if role in ("system", "tool") else filled(item, "value")
     call, tool = (optional(item, name) if role == "tool" else "" for name in ("tool_call_id", "name"))
     return Turn(role, content, learned=is_learned(item, role), call=call, tool=tool)
+
+
+def read_cauldron(record: Mapping[str, Any]) -> Conversation:
+    """Read {"images", "texts": [{"user", "assistant"}, …]}. The pictures come before the first question, unless marks
+    say where."""
+    pairs = field(record, "texts")
+    if not isinstance(pairs, list) or not pairs or not all(isinstance(pair, dict) for pair in pairs):
+        raise RowFault(f"'texts' is {kind_of(pairs)}, not a list of questions with answers")
+    turns: list[Turn] = []
+    for pair in pairs:
+        turns += [Turn("user", filled(pair, "user")), Turn("assistant", filled(pair, "assistant"))]
+    if not any(MARK in turn.content for turn in turns):
+        turns[0] = replace(turns[0], content=MARK * len(read_images(record)) + turns[0].content)
+    return Conversation(tuple(turns))
 
 
 _TAG_FIELDS = {"role_tag": "from", "content_tag": "value"}
