@@ -113,6 +113,18 @@ def test_a_sources_system_message_and_placeholders_are_as_if_the_file_had_them(r
     assert not same(run(plain).train, written)
 
 
+@pytest.mark.parametrize("system", [None, "Be kind."])
+def test_system_messages_of_the_records_are_left_out(run, tmp_path, system):
+    """With the source's own in their place, if it has one."""
+    turns = [{"role": "user", "content": "Are you?"}, {"role": "assistant", "content": "I am."}]
+    opening = [{"role": "system", "content": system}] if system else []
+    wanted = str(write(tmp_path / "wanted.jsonl", [{"messages": [*opening, *turns]}] * 2))
+    own = [{"messages": [{"role": "system", "content": "Mine."}, *turns]}, {"messages": turns}]
+    file = str(write(tmp_path / "own.jsonl", own))
+    assert same(run(SourceSpec(file, system=system, drop_system=True)).train, run(wanted).train)
+    assert not same(run(SourceSpec(file, system=system)).train, run(wanted).train)  # twin
+
+
 def test_a_constant_field_stands_in_every_record(run, tmp_path):
     answers = [{"output": f"It is {n}.", "n": n} for n in range(3)]
     whole = write(tmp_path / "whole.jsonl", [{**one, "instruction": "Which number?"} for one in answers])

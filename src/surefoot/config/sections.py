@@ -92,6 +92,8 @@ class SourceConfig(Section):
     {{COLUMN.0}}. It replaces a field of the same name; columns in it are not read otherwise."""
     system: Annotated[Text | None, Field(examples=["You are a helpful assistant."])] = None
     """System message of the conversations that have none. Send it to the trained model too."""
+    drop_system: Flag = False
+    """Leave out the system messages that the records have; with `system`, that one stands in their place."""
     fill: dict[Text, Text] = Field(default={}, examples=[{"name": "Ada", "author": "Example Lab"}])
     """NAME of a placeholder {{NAME}} in the texts -> the text in its place."""
     name: Annotated[Text | None, Field(examples=["alpaca_en_demo"])] = None
@@ -149,6 +151,9 @@ class DataConfig(Section):
     end of the answer. auto: 2048, or the model's maximum if it is smaller. model: the model's maximum."""
     min_length: Count = 1
     """Leave out training examples with fewer tokens than this; of a pair, if either answer's row has fewer."""
+    order: Literal["shuffled", "file"] = "shuffled"
+    """shuffled: every epoch in an order of its own, by the seed. file: as in the files, one source after the other,
+    such as a curriculum from easy to hard; with batch.row_tokens rows are filled in this order too."""
     unique: bool = False
     """Leave out training examples whose tokens and labels equal those of an earlier one, before any are held out."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None

@@ -282,8 +282,17 @@ def set_do_train(draft: Draft) -> None:
 
 __all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
 
+
+def set_order(draft: Draft) -> None:
+    if draft["train_sampling_strategy"] == "sequential":
+        draft.set("data.order", "file", "train_sampling_strategy")
+    else:
+        draft.drop("batches depend on the seed alone", "train_sampling_strategy")
+
+
 RULES = (
     set_size,
+    set_order,
     set_length,
     set_optimizer,
     set_schedule,

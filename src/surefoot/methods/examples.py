@@ -76,6 +76,7 @@ def prepare_examples(
         min_length=data.min_length,
         unique=data.unique,
     )
+    prepared = replace(prepared, mixture=replace(prepared.mixture, shuffled=data.order == "shuffled"))
     return _without_read(config, prepared) if config.stage == "grpo" else prepared
 
 
@@ -164,7 +165,7 @@ def task_of_items(
 
     mixture, room = data.mixture, config.batch.row_tokens
     rows = () if room is None else filled_rows(config.seed, mixture, train.lengths, room)
-    counted = each_once(len(rows)) if rows else mixture
+    counted = each_once(len(rows), shuffled=mixture.shuffled) if rows else mixture
 
     def items(step: int) -> np.ndarray:
         places = step_examples(config.seed, step - 1, counted, size)[1]

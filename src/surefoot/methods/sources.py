@@ -40,6 +40,7 @@ def _specs(sources: Sequence[SourceConfig], default: str, split: str | Splits) -
             constant=source.constant,
             compose=source.compose,
             system=source.system,
+            drop_system=source.drop_system,
             fill=source.fill,
             name=source.name,
             subset=source.subset,

@@ -241,3 +241,32 @@ def test_rows_depend_on_room_and_seed():
 def test_rows_refuse_sources_with_weights_of_their_own():
     with raises_fault("SF-DATA-SHARES", "batch.row_tokens"):
         filled_rows(0, Mixture((3, 3), (3, 1)), np.ones(6), 8)
+
+
+def next_fit(lengths: list[int], room: int) -> list[list[int]]:
+    """Axolotl's `allocate_sequentially` (067b021) of one process; torchtune's `PackedDataset` closes rows alike."""
+    bins: list[list[int]] = []
+    current: list[int] = []
+    left = room
+    for index, length in enumerate(lengths):
+        if length <= left:
+            current.append(index)
+            left -= length
+        else:
+            if current:
+                bins.append(current)
+            current, left = [index], room - length
+    return [*bins, current] if current else bins
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=120), st.integers(20, 100))
+def test_rows_in_the_order_of_the_files_are_filled_in_turn(lengths: list[int], room: int):
+    found = filled_rows(3, whole(len(lengths), shuffled=False), np.array(lengths), room)
+    assert [row.tolist() for row in found] == next_fit(lengths, room)
+
+
+def test_the_order_of_the_files_is_that_of_every_epoch():
+    mixture = Mixture((3, 2), (3, 5), shuffled=False)
+    assert [order.epoch_order(1, epoch, mixture).tolist() for epoch in (0, 1)] == [[0, 1, 2, 3, 4, 3, 4, 3]] * 2
+    assert order.epoch_order(1, 0, Mixture((3, 2), (3, 5))).tolist() != [0, 1, 2, 3, 4, 3, 4, 3]  # twin

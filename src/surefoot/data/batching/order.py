@@ -44,10 +44,12 @@ class Mixture:
 
     counts: examples of each source; the sources are concatenated.
     quotas: examples of each source per epoch.
+    shuffled: whether every epoch has an order of its own; else that of the files, one source after the other.
     """
 
     counts: tuple[int, ...]
     quotas: tuple[int, ...]
+    shuffled: bool = True
 
     @property
     def epoch_size(self) -> int:
@@ -55,9 +57,9 @@ class Mixture:
         return sum(self.quotas)
 
 
-def whole(count: int) -> Mixture:
+def whole(count: int, *, shuffled: bool = True) -> Mixture:
     """Return the mixture of one source, with each example once per epoch."""
-    return Mixture((count,), (count,))
+    return Mixture((count,), (count,), shuffled)
 
 
 def mix(parts: Sequence[Part]) -> Mixture:
@@ -106,11 +108,12 @@ def epoch_order(seed: int, epoch: int, mixture: Mixture) -> np.ndarray:
     int64, read-only."""
     places = np.empty(mixture.epoch_size, dtype=np.int64)
     turns = np.repeat(np.arange(len(mixture.quotas)), mixture.quotas)
-    if len(mixture.quotas) > 1:
+    if len(mixture.quotas) > 1 and mixture.shuffled:
         turns = turns[permutation(seed, (TURNS, epoch), mixture.epoch_size)]
     first = 0
     for source, (count, quota) in enumerate(zip(mixture.counts, mixture.quotas, strict=True)):
-        places[turns == source] = first + _walk(seed, source, count, epoch * quota, quota)
+        own = _walk(seed, source, count, epoch * quota, quota) if mixture.shuffled else np.arange(quota)
+        places[turns == source] = first + own % count
         first += count
     # The array is cached: modifying it would change the order of the epoch for later callers.
     places.flags.writeable = False
@@ -129,8 +132,9 @@ def step_examples(seed: int, step: int, mixture: Mixture, batch_size: int) -> tu
 
 
 def filled_rows(seed: int, mixture: Mixture, lengths: np.ndarray, room: int) -> tuple[np.ndarray, ...]:
-    """Divide the examples into rows of at most `room` tokens, unless a single example has more: shuffled with the seed,
-    each goes to the first row with room for it (first fit). Returns the example indices of each row.
+    """Divide the examples into rows of at most `room` tokens, unless a single example has more. Returns the example
+    indices of each row. Shuffled with the seed, each goes to the first row with room for it (first fit); in the order
+    of the files, to the last row or, without room there, into a new one (next fit).
 
     lengths: tokens of each example, over the concatenated sources.
 
@@ -140,6 +144,8 @@ def filled_rows(seed: int, mixture: Mixture, lengths: np.ndarray, room: int) -> 
     if mixture.counts != mixture.quotas:
         what = "rows have every example once, but sources have a weight or epochs of their own"
         raise InputError(Fault("batch.row_tokens", what, "leave one of them out", code="SF-DATA-SHARES"))
+    if not mixture.shuffled:
+        return _in_turn(lengths, room)
     rows: list[list[int]] = []
     free = _FreeRoom(room)
     for index in permutation(seed, (ROWS,), len(lengths)).tolist():
@@ -148,6 +154,16 @@ def filled_rows(seed: int, mixture: Mixture, lengths: np.ndarray, room: int) -> 
             rows.append([])
         rows[place].append(index)
     return tuple(np.array(row) for row in rows)
+
+
+def _in_turn(lengths: np.ndarray, room: int) -> tuple[np.ndarray, ...]:
+    starts, used = [0], 0
+    for index, tokens in enumerate(lengths.tolist()):
+        if used + tokens > room and index > starts[-1]:
+            starts.append(index)
+            used = 0
+        used += tokens
+    return tuple(np.split(np.arange(len(lengths)), starts[1:]))
 
 
 class _FreeRoom:

@@ -118,8 +118,11 @@ def _also(rows: Sequence[int], fix: str) -> str:
 
 
 def completed(one: Conversation, source: Source) -> Conversation:
-    """Put in the source's system message, if there is none, and its texts for placeholders."""
+    """Leave out the record's system message if the source says so, and put in the source's, if there is none then, and
+    its texts for placeholders."""
     turns = one.turns
+    if source.drop_system and turns[0].role == "system":
+        turns = turns[1:] or turns
     if source.system and turns[0].role not in ("system", "text", "tokens"):
         turns = (Turn("system", source.system), *turns)
     for word, value in source.fill.items():

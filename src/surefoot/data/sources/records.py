@@ -64,6 +64,7 @@ class Source:
     constant: the format's field name -> a text that stands in every record.
     compose: the format's field name -> a text with {{COLUMN}} of the record in it, see `composed`.
     system: system message of conversations without one; None: they stay without.
+    drop_system: whether a system message in a record is left out.
     fill: NAME of a placeholder {{NAME}} in the texts -> the text in its place.
     sample: number of records to draw, by a hash of content and position; None: all.
     notes: how the source was resolved, in plain words.
@@ -82,6 +83,7 @@ class Source:
     constant: Mapping[str, str] = field(default_factory=dict)
     compose: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
+    drop_system: bool = False
     fill: Mapping[str, str] = field(default_factory=dict)
     sample: int | None = None
     notes: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ class Source:
             "constant": dict(self.constant),
             "compose": dict(self.compose),
             "system": self.system,
+            "drop_system": self.drop_system,
             "fill": dict(self.fill),
         }
         return {

@@ -40,7 +40,7 @@ class SourceSpec:
     path: file, folder or hub id.
     format: "auto" or the name of a format.
     columns: the format's field name -> the file's field name.
-    constant, compose, system, fill: see `Source`.
+    constant, compose, system, drop_system, fill: see `Source`.
     name: entry of the folder's dataset_info.json.
     split: split of a folder or hub data set; of several names, the first that exists is used.
     subset, revision, streaming: for hub data sets only.
@@ -56,6 +56,7 @@ class SourceSpec:
     constant: Mapping[str, str] = field(default_factory=dict)
     compose: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
+    drop_system: bool = False
     fill: Mapping[str, str] = field(default_factory=dict)
     name: str | None = None
     subset: str | None = None
@@ -101,7 +102,7 @@ def open_sources(spec: SourceSpec) -> tuple[Source, ...]:
 
 
 def _texts(spec: SourceSpec) -> dict[str, Any]:
-    return {"constant": spec.constant, "compose": spec.compose, "system": spec.system, "fill": spec.fill}
+    return {name: getattr(spec, name) for name in ("constant", "compose", "system", "drop_system", "fill")}
 
 
 def files_of(spec: SourceSpec) -> tuple[Path, ...]:

@@ -84,7 +84,8 @@ def _kind(ours: Ours, source: dict[str, Any]) -> dict[str, Any]:
     if source["format"] == "tokens":
         return {}
     turns = columns.get("conversations" if source["format"] == "sharegpt" else "messages")
-    named = {"field_messages": turns} if turns else {}
+    named: dict[str, Any] = {"field_messages": turns} if turns else {}
+    named |= {"drop_system_message": True} if source.get("drop_system") else {}
     if source["format"] == "sharegpt":
         return {"type": "chat_template", **_SHAREGPT, **named}
     if source["format"] == "messages":
@@ -162,6 +163,11 @@ def micro(ours: Ours) -> int:
 
 def real_batches(ours: Ours) -> bool | None:
     return False if _rows_in_one(ours) > 1 else None
+
+
+def in_turn(ours: Ours) -> bool | None:
+    """sample_packing_sequentially"""
+    return True if ours["data.order"] == "file" and ours["batch.row_tokens"] else None
 
 
 def longest(ours: Ours) -> int | None:

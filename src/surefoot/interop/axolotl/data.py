@@ -48,10 +48,11 @@ _READ = (
 )
 _CONVERTED = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
+_DROPPED = "drop_system_message"
 _THOUGHTS = ("field_thinking", "template_thinking_key")  # thoughts in these fields of an answer are read and learned
 _READ_THOUGHTS = ("thinking", "reasoning_content")
-_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED)
-_COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field")), *FIELDS)
+_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED, _DROPPED)
+_COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field", _DROPPED)), *FIELDS)
 PRETRAINING = "pretraining_dataset"
 _TEXTS = ("path", "type", "data_files", "text_column", *_SOURCE, "ds_type", "trust_remote_code")
 _FEWEST = 64  # tokens of a text on average, below which the first texts of a stream do not last for all steps
@@ -222,6 +223,8 @@ class Sources:
             return
         layout, usual = layouts[role, content]
         source["format"] = layout
+        if given.get(_DROPPED):
+            source["drop_system"] = True
         if (field := given.get("field_messages", "messages")) != usual:
             source["columns"] = {usual: field}
         self._check_roles(number, given)

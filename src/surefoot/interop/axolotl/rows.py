@@ -146,7 +146,11 @@ _ROWS: tuple[Row, ...] = (
     joint("multipack_real_batches", None, ("batch.size", "batch.row_tokens"),
           "default: true unless attention needs no padding (flash_attention_2 and similar)", type=truth,
           back=back.real_batches),
-    refused("shuffle_merged_datasets", True, "every epoch is shuffled with the seed"),
+    joint("shuffle_merged_datasets", True, ("data.order",), "off beside curriculum_sampling, for several data sets"),
+    joint("curriculum_sampling", None, ("data.order",), "examples in the order of the files", type=truth,
+          back=true_if("data.order", "file")),
+    joint("sample_packing_sequentially", None, ("data.order",), "with curriculum_sampling", type=truth,
+          back=back.in_turn),
     # arithmetic
     joint("bf16", "auto", ("precision.compute",), type=_flag_or_word, null=False,
           back=reverse("precision.compute", {True: "bf16", False: "fp32", "auto": "auto"})),
@@ -292,7 +296,7 @@ _ROWS: tuple[Row, ...] = (
           "int4 weights with int8 activations; NVFP4 or MXFP4 of both", type=group, back=back.qat),
     *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
-              "lisa_step_interval jagged_restart_steps use_pose curriculum_sampling "
+              "lisa_step_interval jagged_restart_steps use_pose "
               "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
     *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits",
               "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),
@@ -304,7 +308,6 @@ _ROWS: tuple[Row, ...] = (
     *_refused("Axolotl no longer has it", "max_packed_sequence_len torchdistx_path"),
     refused("pretrain_multipack_attn", True, "the texts of a row do not see one another here"),
     *_refused("surefoot joins no texts; sample_packing fills rows", "pretraining_sample_concatenation"),
-    *_refused("surefoot fills rows with shuffled examples", "sample_packing_sequentially"),
     *_refused("surefoot adapts what lora_target_modules name", "lora_exclude_modules", fix="name the others"),
     *_refused("pictures are read by the model's own processor", "processor_kwargs image_size image_resize_algorithm"),
     refused("default_system_message", None, "changes Axolotl's templates", "write system into surefoot's sources"),

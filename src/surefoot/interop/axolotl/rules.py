@@ -8,7 +8,14 @@ from typing import Any
 from surefoot.interop.axolotl.data import set_data
 from surefoot.interop.axolotl.methods import set_method, set_prompted
 from surefoot.interop.axolotl.processes import set_processes
-from surefoot.interop.axolotl.steps import set_attention, set_evaluation, set_part_rates, set_saving, set_steps
+from surefoot.interop.axolotl.steps import (
+    set_attention,
+    set_evaluation,
+    set_order,
+    set_part_rates,
+    set_saving,
+    set_steps,
+)
 from surefoot.interop.axolotl.trained import set_adapter, set_vision
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, names
@@ -217,6 +224,7 @@ RULES = (
     set_qat,
     set_length_limit,
     set_token_loss,
+    set_order,
     set_precision,
     set_attention,
     set_steps,

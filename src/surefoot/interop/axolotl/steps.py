@@ -51,6 +51,25 @@ _ONE_PASS = "Axolotl reads it only beside gradient_accumulation_steps: null, and
 _LONG_ROWS = ("flash_attention_2", *_EXACT, *_KERNELS)  # without padding the rows of a pass are joined into one
 
 
+def set_order(draft: Draft) -> None:
+    """Set data.order. Without curriculum_sampling Axolotl shuffles in every epoch, whatever it did before."""
+    in_turn, merged = draft["sample_packing_sequentially"], draft["shuffle_merged_datasets"]
+    if not draft["curriculum_sampling"]:
+        draft.drop("every epoch is shuffled with the seed", "shuffle_merged_datasets", "curriculum_sampling")
+        if in_turn:
+            what = "surefoot fills rows in turn only with examples in the order of the files"
+            draft.refuse("sample_packing_sequentially", what, "add curriculum_sampling: true, or leave it out")
+        return
+    if merged and len(draft["datasets"] or ()) > 1:
+        what = "Axolotl shuffles several data sets once before it takes them in turn"
+        draft.refuse("curriculum_sampling", what, "set shuffle_merged_datasets: false")
+        return
+    filled = "" if in_turn or not draft["sample_packing"] else "rows are filled in the order of the files here"
+    draft.set("data.order", "file", "curriculum_sampling", why=filled)
+    draft.note("shuffle_merged_datasets", "carried", "", "data.order")
+    draft.note("sample_packing_sequentially", "carried", "", "data.order")
+
+
 def _set_batch(draft: Draft) -> None:
     """Set the batch, in examples, or with sample_packing in rows."""
     decides = "gradient_accumulation_steps"

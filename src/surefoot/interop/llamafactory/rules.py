@@ -150,6 +150,11 @@ def set_quantization(draft: Draft) -> None:
         draft.set("precision.base", "nf4", "quantization_bit", *words, why=nested)
 
 
+def set_order(draft: Draft) -> None:
+    if draft["disable_shuffling"]:
+        draft.set("data.order", "file", "disable_shuffling")
+
+
 def set_tokens(draft: Draft) -> None:
     """Set added tokens, after the template and the adapter. With LoRA, LLaMA-Factory trains embedding and head in full
     where it resizes them, as surefoot does for new tokens."""
@@ -304,6 +309,7 @@ RULES = (
     set_data,
     set_template,
     set_tokens,
+    set_order,
     set_learned,
     set_precision,
     set_checkpointing,

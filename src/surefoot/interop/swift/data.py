@@ -122,6 +122,13 @@ def set_data(draft: Draft) -> None:
     _set_evaluation(draft)
     if draft["streaming"]:
         _stream(draft, sources)
+    if draft["train_dataloader_shuffle"] or draft["streaming"]:
+        draft.drop("every epoch is shuffled with the seed", "dataset_shuffle", "train_dataloader_shuffle")
+    elif draft["dataset_shuffle"]:
+        what = "the same shuffled order in every epoch, where surefoot has the files' or another in each"
+        draft.refuse("train_dataloader_shuffle", what, "set dataset_shuffle: false too, or leave it out")
+    else:
+        draft.set("data.order", "file", "train_dataloader_shuffle", "dataset_shuffle")
     names = ["dataset", *(name for name in ("system", "columns") if draft[name] is not None)]
     draft.set("data.train", short_sources(sources or [{"path": "?"}]), *names, why="; ".join(dict.fromkeys(reasons)))
     filled = any("fill" in source for source in sources)

@@ -101,7 +101,7 @@ _ROWS: tuple[Row, ...] = (
     joint("run_val_every_n_steps", None, ("eval_every",), type=whole),
     listed("batch_size_val", None, "the evaluation loss is a mean over tokens, whatever the batch"),
     carried("seed", None, "seed", type=whole),
-    refused("shuffle", True, "every epoch is shuffled with the seed"),
+    carried("shuffle", True, "data.order", lambda value: "shuffled" if value else "file"),
     joint("batch_size", 1, ("batch.micro", "batch.size")),
     joint("gradient_accumulation_steps", 1, ("batch.size",)),
     joint("epochs", 1, ("duration",)),

@@ -1,0 +1,38 @@
+"""Settings of other tools that take examples in the order of the files, or without their system messages."""
+
+import pytest
+
+from interop.axolotl_configs import CHAT, axolotl, refused
+from interop.small_configs import outcome, translated
+from interop.test_swift import command as swift
+from surefoot.system.errors import InputError
+
+
+def test_axolotl():
+    both = {"curriculum_sampling": True, "sample_packing_sequentially": True, "sample_packing": True}
+    found = axolotl(**CHAT, **both, sequence_len=512)
+    assert found.config["data"]["order"] == "file"
+    assert outcome(found, "curriculum_sampling") == "carried"
+    assert outcome(axolotl(**CHAT, curriculum_sampling=True, sample_packing=True), "curriculum_sampling") == "changed"
+    assert refused(**CHAT, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
+    two = {"datasets": CHAT["datasets"] * 2, "curriculum_sampling": True}
+    assert refused(**two) == {"curriculum_sampling"}
+    assert axolotl(**two, shuffle_merged_datasets=False).config["data"]["order"] == "file"
+    assert "order" not in axolotl(**CHAT, shuffle_merged_datasets=False).config["data"]  # each epoch is shuffled
+
+
+def test_the_others():
+    assert translated("factory", disable_shuffling=True).config["data"]["order"] == "file"
+    assert translated("trl", train_sampling_strategy="sequential").config["data"]["order"] == "file"
+    assert "order" not in translated("trl", train_sampling_strategy="group_by_length").config["data"]
+    assert translated("tune", shuffle=False).config["data"]["order"] == "file"
+    off = "--train_dataloader_shuffle false"
+    assert swift(f"{off} --dataset_shuffle false").config["data"]["order"] == "file"
+    with pytest.raises(InputError):
+        swift(off)
+
+
+def test_system_messages_that_axolotl_drops():
+    entry = {"path": "d.jsonl", "type": "chat_template", "drop_system_message": True}
+    assert axolotl(datasets=[entry]).config["data"]["train"]["drop_system"] is True
+    assert "drop_system" not in str(axolotl(datasets=[entry | {"drop_system_message": False}]).config)
