@@ -262,6 +262,8 @@ CASES = {
     "adamw-8bit": BF16 | EIGHT_BITS | {"adapter": None},
     "offloaded-8bit": BF16 | OFFLOADED | EIGHT_BITS | {"adapter": None},
     "qat": {"precision": {"compute": "bf16", "qat": "int4", "qat_group_size": 32}, "adapter": None},
+    "qat-nvfp4": {"precision": {"compute": "bf16", "qat": "nvfp4", "qat_after": 1}, "adapter": None},
+    "qat-mxfp4": {"precision": {"compute": "bf16", "qat": "mxfp4"}},
     "evaluated": BF16
     | {
         "of_data": {"eval": "WORLD/sft.jsonl"},
@@ -298,7 +300,10 @@ CASES = {
 
 
 _QUANTIZED = [case for case in CASES if case.startswith(("nf4", "int8")) or case.endswith("8bit")]
-NEEDED = {"qat": ("torchao",), **dict.fromkeys(_QUANTIZED, ("bitsandbytes",))}
+NEEDED = {
+    **dict.fromkeys(("qat", "qat-nvfp4", "qat-mxfp4"), ("torchao",)),
+    **dict.fromkeys(_QUANTIZED, ("bitsandbytes",)),
+}
 
 
 class Died(Exception):

@@ -3,13 +3,16 @@
 import json
 import re
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 from helpers.faults import lines_giving, raises_fault
 from helpers.trained_runs import heron_folder, heron_train, heron_trained
+from surefoot.commands.doctor import numbers
 from surefoot.commands.main import main
 from surefoot.models.folder import read_config
 from surefoot.report.conversion import agrees
@@ -186,6 +189,22 @@ def test_rounding_starts_after_the_steps_that_were_asked_for(folder, qat):
     same = ["verify", str(folder / late), "--same-as", str(folder / f"{late}-again")]
     assert CliRunner().invoke(main, same).exit_code == 0
     assert losses(folder / f"{late}-again") == found
+
+
+def test_doctor_compares_without_rounding(folder, tmp_path, monkeypatch):
+    """An nvfp4 input is rounded by a scale of the whole micro-batch, which is no leak between documents."""
+    own = {"stage": "sft", "model": str(folder / "base"), "output": str(tmp_path / "run")}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(sections(folder, {"qat": "nvfp4"}) | own))
+
+    def verdicts():
+        result = CliRunner().invoke(main, ["doctor", str(tmp_path / "run.yaml"), "--json"])
+        return {(one["code"], one["verdict"]) for one in json.loads(result.stdout)["checks"]}
+
+    found = verdicts()
+    assert {("PACK-LEAK", "ok"), ("MICRO-BATCH-SUM", "ok"), ("FAST-PATH", "ok")} <= found
+    assert not [one for one in found if one[1] == "fault"]
+    monkeypatch.setattr(numbers, "unrounded", lambda model: nullcontext())  # the twin
+    assert ("PACK-LEAK", "fault") in verdicts()
 
 
 def losses(run):

@@ -70,11 +70,11 @@ def test_a_quantized_base_stays_one(base):
     assert found.config["precision"] == {"compute": "fp32", "base": base}
 
 
-@pytest.mark.parametrize(("qat", "group"), [("int4", 64), ("int8", None)])
-def test_what_is_rounded_stays_rounded(qat, group):
+@pytest.mark.parametrize(("qat", "group", "said"), [("int4", 64, 64), ("int8", None, None), ("nvfp4", 16, None)])
+def test_what_is_rounded_stays_rounded(qat, group, said):
     rounding = replace(plan().precision, qat=Choice(qat, "", "user"), qat_group=group)
     found = choose_reference({}, replace(plan(), precision=rounding), anything)
-    expected = {"compute": "fp32", "qat": qat, "qat_group_size": group}
+    expected = {"compute": "fp32", "qat": qat, "qat_group_size": said}
     assert found.config["precision"] == {key: value for key, value in expected.items() if value is not None}
 
 

@@ -18,6 +18,7 @@ from surefoot.commands.doctor.steps import STEPS, few
 from surefoot.data.batching.batch import Batch, RecordName, Weighted
 from surefoot.models.forward import causal_model, hidden_states
 from surefoot.models.modes import eval_mode
+from surefoot.models.qat import unrounded
 from surefoot.planning.plan import PLAIN, DType, RunPlan
 from surefoot.runs.parity.differences import LIMITS, largest_difference
 from surefoot.runs.parity.passes import nonzero_matrices, one_pass
@@ -75,7 +76,8 @@ def leak_line(one: Ready) -> Finding:
     # Without pictures, which changed tokens would not match.
     rows = replace(rows, pictures=None, seen=None).to(loaded.engine.device)
     vocabulary = causal_model(loaded.policy).get_input_embeddings().get_parameter("weight").shape[0]
-    with torch.no_grad(), eval_mode(loaded.engine.model), loaded.settings.kernels(), loaded.settings.forward():
+    model = loaded.engine.model
+    with torch.no_grad(), eval_mode(model), unrounded(model), loaded.settings.kernels(), loaded.settings.forward():
         before = _documents(rows, hidden_states(loaded.policy, rows))
         error = 0.0
         for first in (0, 1):

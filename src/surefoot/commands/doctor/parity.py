@@ -2,7 +2,8 @@
 
 Both use the same examples, the run's own first micro-batches of the first step or a part of them, because the grouping
 of examples depends on packing and memory. An adapter's B is 0 before the first step and would hide errors of its scale,
-so zero weights get the same small values in both. Dropout and noise are off, because both are drawn per micro-batch.
+so zero weights get the same small values in both. Dropout and noise are off, because both are drawn per micro-batch; so
+is the rounding of `precision.qat`, which a last bit before it can change by half a number.
 """
 
 from __future__ import annotations
@@ -123,9 +124,7 @@ def plainest(config: RunConfig) -> RunConfig:
     """The run's config in plain fp32. One example per micro-batch and gradient checkpointing save memory for the
     scores; a pair's shared prompt is computed twice."""
     changes = {
-        "precision": type(config.precision)(
-            compute="fp32", qat=config.precision.qat, qat_group_size=config.precision.qat_group_size
-        ),
+        "precision": type(config.precision)(compute="fp32"),
         "batch": config.batch.model_copy(update={"micro": 1}),
         "gradient_checkpointing": "on",
     }

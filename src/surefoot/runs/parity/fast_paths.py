@@ -44,7 +44,6 @@ from surefoot.models.fast.packing import NAME, most_leak, packed_attention, reas
 from surefoot.models.fast.pointwise import fused_paths
 from surefoot.models.modes import eager_mode, highest_dropout, without_randomness
 from surefoot.models.precision import TORCH_DTYPE
-from surefoot.models.qat import unrounded
 from surefoot.planning.fast_paths import EXPERTS, head_rows
 from surefoot.planning.packing import without_packing
 from surefoot.planning.parallel import sharder
@@ -110,9 +109,8 @@ def check_fast_paths(run: PreparedRun, loaded: LoadedModels, say: Callable[[str]
     found = {path.name: record for path in paths if (record := _settled(path, loaded))}
     left = [path for path in planned_paths(plan, _ROWS) if path.name not in found]
     if left:
-        # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass. Rounded to 4 bits,
-        # inputs that differ in their last bit may differ by half their size.
-        with nonzero_matrices(loaded.engine), unrounded(loaded.engine.model):
+        # B of a new LoRA is 0, so A has no gradient, and a path that computes it wrongly would pass.
+        with nonzero_matrices(loaded.engine):
             found |= _Comparison(run, loaded, left).records(left)
     for path in paths:
         plan = _plan_after(plan, path.name, found[path.name], say, resumed=run.resumed)

@@ -29,6 +29,7 @@ from surefoot.methods.method import LoadedModels, Task
 from surefoot.models.fast.packing import leak, reason_of
 from surefoot.models.forward import hidden_states
 from surefoot.models.ppo_models import PPOModels
+from surefoot.models.qat import unrounded
 from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import RunPlan
 from surefoot.planning.reference import NONE
@@ -131,8 +132,9 @@ def nonzero_matrices(engine: Engine) -> Iterator[None]:
 
 
 def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step: int) -> Pass:
-    """Run forward and backward with the draws of that step. In fp16, use the run's loss scale, lowered while gradients
-    overflow: a step would be skipped then, which is not a path's fault."""
+    """Run forward and backward with the draws of that step, without the rounding of `precision.qat`: where inputs that
+    are rounded to 4 bits differ in their last bit, they may come out half as large. In fp16, use the run's loss scale,
+    lowered while gradients overflow: a step would be skipped then, which is not a path's fault."""
     scale = loaded.state.scale
     while True:
         found = _pass_at(loaded, task, batches, step, scale)
@@ -149,9 +151,10 @@ def loss_and_norm(loaded: LoadedModels, task: Task, batches: Sequence[Weighted])
     try:
         for number, batch in enumerate(batches):
             seed_micro_batch(loaded.settings.seed, 1, draw_number(engine, number))
-            sums = add_gradient(
-                engine, task.objective, batch.to(engine.device), weight=weight, scale=None, settings=loaded.settings
-            )
+            with loaded.settings.passes(1):
+                sums = add_gradient(
+                    engine, task.objective, batch.to(engine.device), weight=weight, scale=None, settings=loaded.settings
+                )
             loss += float(sums[LOSS])
         squares = [float(one.double().square().sum()) for one in engine.gradients().values()]
         return loss / weight, math.sqrt(sum(squares))
@@ -174,7 +177,8 @@ def _pass_at(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
         for number, batch in enumerate(batches):
             seed_micro_batch(loaded.settings.seed, step, draw_number(engine, number))
             objective, batch = with_stand_ins(task.objective, batch, engine.device, loaded.plan)
-            sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=loaded.settings)
+            with unrounded(engine.model):
+                sums = add_gradient(engine, objective, batch, weight=weight, scale=scale, settings=loaded.settings)
             loss += float(sums[LOSS])
         engine.reduce()
         engine.unscale(scale)
@@ -196,14 +200,14 @@ def leak_of(loaded: LoadedModels, batch: Batch) -> tuple[float, str]:
     """Measure leaks between packed documents: how far the hidden states of other documents change when the first one
     changes, relative to the change of its own, added over the ranks. Also returns why packed rows fail in the model,
     empty if they do not; the ranks agree on that, since none waits for another here. A row with a single document is
-    split in half. Collective."""
+    split in half. The rounding of `precision.qat` is off, as its scale may be one of all tokens. Collective."""
     batch = _of_several(batch.to(loaded.engine.device))
     first = batch.documents[0]
     ids = batch.input_ids.clone()
     ids[0, :first] = batch.input_ids[0].flip(0)[:first]
     share, fault = 0.0, ""
     try:
-        with loaded.settings.kernels(), loaded.settings.forward():
+        with loaded.settings.kernels(), loaded.settings.forward(), unrounded(loaded.engine.model):
             one, two = (hidden_states(loaded.engine.model, rows) for rows in (batch, replace(batch, input_ids=ids)))
         share = leak(two[0] - one[0], first)
     except (EnvironmentFault, RuntimeError) as caught:
