@@ -120,16 +120,16 @@ def _train_script(
     own: surefoot's own keys before `--`.
     dropped: names of what surefoot cannot take over and the user gives up.
     """
-    from surefoot.interop.takeover import Session
+    from surefoot.interop.takeover import Session, own_losses
     from surefoot.interop.translation import MODES
 
     echo(f"running {command.program} until it calls train() …")
     with Session(words, command) as session:
-        taken, found, path = translated(session, command, options, own, dropped, flags.mode)
+        taken, found, path = translated(session, command, options, own, dropped, flags.mode, compared=True)
         run = Path(found.config["output"])
         echo(f"taken over from {taken.record['trainer']}: {len(taken.places):,} rows, settings in {path}")
         if not taken.stored:
-            prove(taken, found, lambda places: session.loss_of(places, dropped))
+            prove(taken, found, lambda places: session.loss_of(places, dropped), own_losses(taken, dropped))
         invocation = click.get_current_context().ensure_object(Invocation)
         typed = invocation.typed
         mode = (word for word in found.arguments if word in MODES)
@@ -146,13 +146,14 @@ def _train_script(
     return after
 
 
-def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
+def prove(taken: Taken, found: Translation, loss_of: LossOf, own: Sequence[str] = ()) -> None:
     """Compare the script's own loss and gradient norm with surefoot's, on rows of the first step; of a method that
     draws answers, the tokens of the first prompts.
 
     loss_of: indices into the script's data set -> loss, norm and counted of `HandOver.loss_of`.
+    own: names of the script's own code that computes its loss.
 
-    Raises InputError if they differ by more than the bound.
+    Raises InputError if they differ by more than the bound, or if a loss of its own cannot be compared.
     """
     if prompts := taken.record.get("prompts"):
         apart = [number for number, ids in _prompts(checked(found), len(prompts)).items() if ids != prompts[number - 1]]
@@ -164,7 +165,7 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
     try:
         rows, loss, norm = _first_loss(checked(found))
     except InputError as error:
-        if {fault.code for fault in error.faults} != {"SF-MEMORY"}:
+        if own or {fault.code for fault in error.faults} != {"SF-MEMORY"}:
             raise
         echo("caution: not compared with the script's own computation: the model in plain fp32 does not fit here")
         return
@@ -176,13 +177,16 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf) -> None:
     where = f"rows {', '.join(map(str, rows))}"
     if not all(value <= bound for value in apart.values()):
         what = f"here and in the script differ ({said}; allowed is {bound:g} of either)"
-        raise InputError(Fault(where, what, "the script computes another loss", code="SF-TAKE-OVER"))
+        fix = f"train with surefoot's loss: --drop {own[0]}" if own else "the script computes another loss"
+        raise InputError(Fault(where, what, fix, code="SF-TAKE-OVER"))
     if abs(theirs["counted"] - 1) > bound:
         less = 1 - 1 / theirs["counted"]
         echo(
             f"its transformers also divides by tokens that it does not learn: its own log shows losses {less:.1%} lower"
         )
     echo(f"the same as the script's own computation in fp32, on {len(rows)} rows: {said}")
+    if own:
+        echo(f"caution: {', '.join(own)} of the script is not called; on later rows it may compute another loss")
 
 
 def _prompts(config: RunConfig, count: int) -> dict[int, list[int]]:

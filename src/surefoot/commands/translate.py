@@ -255,10 +255,13 @@ def translated(
     own: Sequence[str],
     dropped: Sequence[str],
     mode: GivenMode | None,
+    *,
+    compared: bool = False,
 ) -> tuple[Taken, Translation, Path]:
     """Return what was handed over, its translation, and the config file written beside it.
 
     mode: "resume", "overwrite", or None for what the script itself asks for.
+    compared: its loss will be compared with surefoot's.
     """
     from surefoot.interop.draft import with_overrides
     from surefoot.interop.launch import in_processes
@@ -267,7 +270,7 @@ def translated(
     from surefoot.system import durable
 
     taken = session.taken()
-    check_taken(taken, command.program, dropped)
+    check_taken(taken, command.program, dropped, compared=compared)
     mode = mode or taken.mode
     taken, changed = taken.settled(mode)
     if changed:

@@ -238,7 +238,8 @@ class OwnLoss(Trainer):
 
 
 class Told(TrainerCallback):
-    pass
+    def on_step_end(self, args, state, control, **named):
+        control.should_training_stop = state.global_step > 3
 
 
 def test_code_of_the_scripts_own_is_named_and_given_up_only_by_its_name(build, tmp_path):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.faults import refused_settings
 from helpers.tiny_models import tiny_llama
-from interop.takeover.test_take_over import context, handed, proven, raises_code, refused, translated  # noqa: F401
+from interop.takeover.test_take_over import Told, context, handed, proven, raises_code, refused, translated  # noqa: F401
 from surefoot.commands.run import prove
 from surefoot.interop.draft import with_overrides
 from surefoot.interop.takeover.in_script.weights import load_trained
@@ -57,10 +57,6 @@ def rows_of(taken):
 def change_rows(taken, change):
     rows = [change(row) for row in rows_of(taken)]
     (taken.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-class Told(TrainerCallback):
-    pass
 
 
 PLAIN = {"per_device_train_batch_size": 4, "report_to": "none", "use_cpu": True, "bf16": False}

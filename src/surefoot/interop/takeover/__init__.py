@@ -6,6 +6,6 @@ data and trainer as always; `in_script` replaces `train()` and hands over what i
 """
 
 from surefoot.interop.takeover.session import Session, Taken, find_script
-from surefoot.interop.takeover.settings import check_taken, translation_of
+from surefoot.interop.takeover.settings import check_taken, own_losses, translation_of
 
-__all__ = ["Session", "Taken", "check_taken", "find_script", "translation_of"]
+__all__ = ["Session", "Taken", "check_taken", "find_script", "own_losses", "translation_of"]

@@ -98,6 +98,15 @@ class Taken:
         return names if same else [*names, _ROWS]
 
 
+def _only_rank() -> dict[str, str]:
+    """Return the variables that a launcher sets, as for its only process: the script runs once, for all of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    counts = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**counts, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
 def _record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
@@ -122,7 +131,7 @@ class Session:
             listening.settimeout(_POLL)
             self._process = subprocess.Popen(
                 [*python, "-c", _START, path, str(command.processes), command.program, *command.arguments],
-                env={**os.environ, **command.environment},
+                env={**os.environ, **command.environment, **(_only_rank() if command.launcher else {})},
                 stdout=2 if to_stderr else None,
             )
             try:

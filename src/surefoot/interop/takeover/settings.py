@@ -37,14 +37,24 @@ _LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged
 _SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
-def check_taken(taken: Taken, script: str, dropped: Collection[str]) -> None:
+def check_taken(taken: Taken, script: str, dropped: Collection[str], *, compared: bool = False) -> None:
     """Raise InputError for everything that surefoot cannot take over.
 
     dropped: names of what the user gives up.
+    compared: the script's own loss will be compared with surefoot's.
     """
-    refused = [one for one in taken.record["refused"] if not (one["droppable"] and one["name"] in dropped)]
+    refused = [one for one in _kept(taken, dropped) if not (compared and one.get("compared"))]
     if refused:
         raise InputError([_fault(one, script) for one in refused])
+
+
+def own_losses(taken: Taken, dropped: Collection[str]) -> list[str]:
+    """Return the names of the script's own code that computes its loss, and is not given up."""
+    return [one["name"] for one in _kept(taken, dropped) if one.get("compared")]
+
+
+def _kept(taken: Taken, dropped: Collection[str]) -> list[dict[str, Any]]:
+    return [one for one in taken.record["refused"] if not (one["droppable"] and one["name"] in dropped)]
 
 
 def translation_of(taken: Taken, command: Command, options: Options) -> Translation:
@@ -75,7 +85,10 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
     if "adapter" in record:
         draft.set("adapter.initial", str(taken.folder / "adapter"))
     found = draft.finish("train")
-    gone = [Note(one["name"], "listed", (), "given up by --drop", "") for one in record["refused"]]
+    gone = [
+        Note(one["name"], "listed", (), "surefoot's loss trains" if one.get("compared") else "given up by --drop", "")
+        for one in record["refused"]
+    ]
     passes = record["arguments"]["gradient_accumulation_steps"]
     if not record["whole_step_mean"] and passes > 1 and "prompts" not in record:
         unit = "tokens" if method is None else "examples"

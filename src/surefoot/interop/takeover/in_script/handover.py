@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import json
 import math
@@ -13,7 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from .arguments import LIBRARIES, defaults_of, values_of
 from .files import replace
+from .own_code import LOSS, harmless_callback, harmless_method, overridden
 from .rewards import what_else_answers, words_of
 from .rows import (
     NO_LABEL,
@@ -39,14 +40,6 @@ ANSWERING = ("GRPOTrainer", "RLOOTrainer")  # have prompts, and rewards for the 
 TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", _SCORING, *_READ, *ANSWERING)  # the first three: rows with labels
 
 RECORD, MARK = "handover.json", ".surefoot"
-_LIBRARIES = ("transformers", "trl", "peft")
-_USUAL = (
-    "DefaultFlowCallback",
-    "ProgressCallback",
-    "PrinterCallback",
-    "NotebookProgressCallback",
-    "RichProgressCallback",
-)
 _SHOWN = 8  # prompts whose tokens are compared
 _UNUSED = ("compute_metrics", "preprocess_logits_for_metrics")  # affect what is reported about evaluations
 
@@ -57,7 +50,7 @@ class HandOver:
     def __init__(self, trainer: Any, folder: Path):
         self._trainer, self._folder = trainer, folder
         # the nearest base class of a library
-        self._known = next(one for one in type(trainer).__mro__ if one.__module__.partition(".")[0] in _LIBRARIES)
+        self._known = next(one for one in type(trainer).__mro__ if one.__module__.partition(".")[0] in LIBRARIES)
         self._refused: list[dict[str, Any]] = []
         self._noted: list[dict[str, Any]] = []
         self._stopping: dict[str, Any] = {}
@@ -80,19 +73,26 @@ class HandOver:
                 facts |= part()
         record = {
             "trainer": self._known.__name__,
-            "arguments": _arguments(trainer.args) | self._stopping,
-            "defaults": _defaults(trainer.args),
+            "arguments": values_of(trainer.args) | self._stopping,
+            "defaults": defaults_of(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
             "resume": resume if resume in (None, True, False) else str(resume),
-            "whole_step_mean": _counts(trainer) and bool(getattr(trainer, "model_accepts_loss_kwargs", False)),
+            "whole_step_mean": self._divides_by_step(),
             "refused": self._refused,
             "noted": self._noted,
             **facts,
         }
         replace(folder / RECORD, json.dumps(record, indent=1, default=str))
 
-    def _refuse(self, name: str, what: str, fix: str = "", *, droppable: bool = False) -> None:
-        self._refused.append({"name": name, "what": what, "fix": fix, "droppable": droppable})
+    def _divides_by_step(self) -> bool:
+        """Whether a token of every micro-batch weighs the same."""
+        own = any(one["compared"] for one in self._refused)
+        return _counts(self._trainer) and bool(getattr(self._trainer, "model_accepts_loss_kwargs", False)) and not own
+
+    def _refuse(self, name: str, what: str, fix: str = "", *, droppable: bool = False, compared: bool = False) -> None:
+        """compared: it is taken where the comparison before step 1 finds nothing."""
+        found = {"name": name, "what": what, "fix": fix, "droppable": droppable, "compared": compared}
+        self._refused.append(found)
 
     def _note(self, name: str, what: str) -> None:
         self._noted.append({"name": name, "what": what})
@@ -102,10 +102,15 @@ class HandOver:
         if known.__name__ not in TAKEN:
             fix = "translate its settings instead: surefoot translate SCRIPT"
             self._refuse(known.__name__, f"is not taken over; {', '.join(TAKEN)} are", fix)
-        for name in sorted(_overridden(type(trainer), known)):
-            self._refuse(name, f"{type(trainer).__name__} has its own {name}", droppable=True)
+        compared = known.__name__ not in ANSWERING
+        for name in overridden(type(trainer), known):
+            if what := harmless_method(name):
+                self._note(name, what)
+            else:
+                what = f"{type(trainer).__name__} has its own {name}"
+                self._refuse(name, what, droppable=True, compared=compared and name == LOSS)
         if getattr(trainer, "compute_loss_func", None) is not None:
-            self._refuse("compute_loss_func", "the trainer has its own loss", droppable=True)
+            self._refuse("compute_loss_func", "the trainer has its own loss", droppable=True, compared=compared)
         for name in ("optimizer", "lr_scheduler", "optimizer_cls_and_kwargs"):
             if getattr(trainer, name, None) is not None:
                 self._refuse(name, f"the script passed its own {name}", droppable=True)
@@ -125,10 +130,10 @@ class HandOver:
         if kind.__name__ == "EarlyStoppingCallback":
             for name in ("early_stopping_patience", "early_stopping_threshold"):
                 self._stopping[name] = getattr(callback, name)
-        elif kind.__name__ in _USUAL or kind.__module__.startswith("transformers.integrations"):
-            return  # progress bars and trackers; the arguments name the trackers
-        else:
+        elif (what := harmless_callback(callback)) is None:
             self._refuse(kind.__name__, "is a callback, which surefoot does not call", droppable=True)
+        elif what:
+            self._note(kind.__name__, what)
 
     def _write_data(self, processes: int) -> dict[str, Any]:
         trainer = self._trainer
@@ -195,6 +200,8 @@ class HandOver:
         written = write_rows(self._folder / f"{name}.jsonl", rows, collate, read)
         if written.fault:
             self._refuse(f"{name}_dataset", written.fault)
+        elif not written.places:
+            self._refuse(f"{name}_dataset", "has no row with a label after its first token")
         if written.empty:
             self._note(f"{name}_dataset", f"{written.empty} rows without a label are left out")
         return written
@@ -284,6 +291,8 @@ class HandOver:
             device = next(model.parameters()).device
             batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
             batch, more = _with_count(trainer, batch, device)
+            if any(one["compared"] and one["name"] not in dropped for one in self._refused):
+                more = {}  # a loss of the script's own is then a mean over its tokens, as it would be without Trainer
             if "ref_chosen_logps" in batch:  # computed in the script's own dtype
                 found = trainer.compute_ref_log_probs(models[-1], batch)
                 batch["ref_chosen_logps"], batch["ref_rejected_logps"] = found
@@ -376,24 +385,9 @@ def _steps(trainer: Any, loader: Any, processes: int) -> int:
 
 
 def _adapted(base: Any, targets: Any) -> list[str]:
-    """Return names that select the adapted modules: as given, or the full ones if a pattern was given."""
+    """Return names that select the adapted modules: those given that have an adapter, or the full ones if a pattern was
+    given."""
+    adapted = sorted(name for name, module in base.named_modules() if hasattr(module, "lora_A"))
     if isinstance(targets, list):
-        return sorted(targets)
-    return sorted(name for name, module in base.named_modules() if hasattr(module, "lora_A"))
-
-
-def _overridden(kind: type, known: type) -> set[str]:
-    """Return the names of the library's methods that the script's subclasses replace."""
-    own = (name for one in kind.__mro__[: kind.__mro__.index(known)] for name in vars(one))
-    return {name for name in own if not name.startswith("__") and callable(getattr(known, name, None))}
-
-
-def _arguments(args: Any) -> dict[str, Any]:
-    return {name: value for name, value in args.to_dict().items() if not callable(value)}
-
-
-def _defaults(args: Any) -> dict[str, Any]:
-    """Return the default of each argument that has a plain one."""
-    plain = (type(None), bool, int, float, str)
-    found = {field.name: field.default for field in dataclasses.fields(args)}
-    return {name: value for name, value in found.items() if isinstance(value, plain)}
+        return sorted(name for name in targets if any(f".{one}".endswith(f".{name}") for one in adapted))
+    return adapted
