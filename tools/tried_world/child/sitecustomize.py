@@ -151,9 +151,10 @@ def _loaded(original: Any, *arguments: Any, **named: Any) -> Any:
 
 def _sized(original: Any, arguments: Any) -> None:
     """Shorten a training: the script's own values are read first, and kept where they are smaller."""
-    least = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH,
-             "gradient_accumulation_steps": 2, "max_length": LENGTH, "max_seq_length": LENGTH, "max_prompt_length": LENGTH, "logging_steps": 1,
-             "max_completion_length": ANSWER, "num_generations": BATCH, "response_length": ANSWER}  # fmt: skip
+    least = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "num_generations"), BATCH)
+    least |= dict.fromkeys(("max_length", "max_seq_length", "max_prompt_length"), LENGTH)
+    least |= dict.fromkeys(("max_completion_length", "response_length"), ANSWER)
+    least |= {"gradient_accumulation_steps": 2, "logging_steps": 1}
     changed = {name: value for name, value in (_NO_GPU | _ELSEWHERE).items() if hasattr(arguments, name)}
     for name, most in least.items():
         own = getattr(arguments, name, None)
@@ -223,9 +224,10 @@ def in_torch(module: Any) -> None:
         return lambda *_, **__: value
 
     properties = types.SimpleNamespace(name="none", total_memory=8 << 30, major=8, minor=0)
-    answers = {"get_device_capability": (8, 0), "get_device_name": "none", "get_device_properties": properties,
-               "current_device": 0, "mem_get_info": (8 << 30, 8 << 30), "max_memory_allocated": 0,
-               "memory_allocated": 0, "set_device": None, "synchronize": None, "reset_peak_memory_stats": None}  # fmt: skip
+    answers: dict[str, Any] = {"get_device_capability": (8, 0), "get_device_name": "none", "current_device": 0}
+    answers |= {"get_device_properties": properties, "mem_get_info": (8 << 30, 8 << 30)}
+    answers |= {"max_memory_allocated": 0, "memory_allocated": 0, "set_device": None}
+    answers |= {"synchronize": None, "reset_peak_memory_stats": None}
     for name, value in answers.items():
         setattr(module.cuda, name, gives(value))
     for name in ("get_rng_state", "set_rng_state"):
