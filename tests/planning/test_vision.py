@@ -95,7 +95,7 @@ def test_a_trained_tower_keeps_what_autograd_saves(tmp_path, name):
     trained = picture_bytes(model, ["tower"], features, 0, 4)
     assert trained.once == pytest.approx(expected, rel=NEAR)
     assert trained.recomputed < trained.once
-    assert picture_bytes(replace(model, cross_layers=0), [], features, 0, 4) == NOTHING  # frozen
+    assert picture_bytes(replace(model, cross_layers=()), [], features, 0, 4) == NOTHING  # frozen
     # Twin: without the MLP's layers the count is wrong.
     without = replace(model, vision=tuple((key, shape) for key, shape in model.vision if ".mlp." not in key))
     assert picture_bytes(without, ["tower"], features, 0, 4).once != pytest.approx(expected, rel=NEAR)
@@ -131,9 +131,9 @@ def test_cross_attention_keeps_what_autograd_saves(tmp_path):
         )
 
     two = [kept(tokens) for tokens in (16, 32)]
-    once = replace(model, patches=260, cross_layers=1)
+    once = replace(model, patches=260, cross_layers=("one",))
     expected = [picture_bytes(once, [], 1, tokens, 4).once for tokens in (16, 32)]
     of_text = (two[1] - two[0]) - (expected[1] - expected[0])  # of 16 tokens
     assert two[0] - of_text == pytest.approx(expected[0], rel=NEAR)
     assert two[0] - of_text != pytest.approx(picture_bytes(replace(once, heads=2), [], 1, 16, 4).once, rel=NEAR)  # twin
-    assert picture_bytes(replace(once, cross_layers=0), [], 1, 16, 4) == NOTHING
+    assert picture_bytes(replace(once, cross_layers=()), [], 1, 16, 4) == NOTHING

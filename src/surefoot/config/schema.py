@@ -74,10 +74,11 @@ QAT_STAGES = ("sft", "pretrain", "dpo")
 
 
 class VisionConfig(Section):
-    tower: Literal["frozen", "trained"] = "frozen"
-    """Train all of the vision tower (image encoder) or freeze it; may be combined with an adapter."""
-    projector: Literal["frozen", "trained"] = "frozen"
-    """Train or freeze the projector from the tower's features to the language model."""
+    tower: Literal["frozen", "trained", "adapter"] = "frozen"
+    """Train all of the vision tower (image encoder) or freeze it, also with an adapter on the language model. adapter:
+    adapter.targets reach its linear layers as well."""
+    projector: Literal["frozen", "trained", "adapter"] = "frozen"
+    """The same for the projector from the tower's features to the language model."""
 
 
 class PrecisionConfig(Section):

@@ -88,8 +88,9 @@ class Shown:
         unless `vision` trains them.
     both_ways: whether the tokens of an image attend to each other in both directions.
     vision: (name, shape) of the parameters of vision tower and projector.
+    vision_linears: their linear layers.
     patches: patches of the vision tower for each image token.
-    cross_layers: number of decoder layers that read pictures by cross-attention.
+    cross_layers: names of the decoder layers that read pictures by cross-attention.
     spare_rows: embedding rows that the output head lacks: tokens that are read and never predicted.
     opened_by: transformers' class that loads the checkpoint.
     """
@@ -102,8 +103,9 @@ class Shown:
     wrapper_parameters: int = 0
     both_ways: bool = False
     vision: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    vision_linears: tuple[ModuleFact, ...] = ()
     patches: float = 1.0
-    cross_layers: int = 0
+    cross_layers: tuple[str, ...] = ()
     spare_rows: int = 0
     opened_by: str = OPENED_BY
 

@@ -60,7 +60,7 @@ class Ours:
     def sees(self) -> bool:
         """Whether pictures are trained on, as far as the config and the first records tell."""
         records = [self.record(source["path"]) for source in self.train]
-        told = self["vision.tower"] == "trained" or self["data.max_pixels"] is not None
+        told = self["vision.tower"] in ("trained", "adapter") or self["data.max_pixels"] is not None
         return told or any(record and (record.get("images") or _pictured(record)) for record in records)
 
     @property

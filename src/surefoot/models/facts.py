@@ -140,10 +140,19 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
         both_ways=_sees_both_ways(model),
         vision=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
+        vision_linears=_vision_linears(model),
         patches=_patches(model.config),
-        cross_layers=len(getattr(config, "cross_attention_layers", ())),
+        cross_layers=tuple(name for name, module in model.named_modules() if hasattr(module, "cross_attn")),
         spare_rows=max(0, embedding.get_parameter("weight").shape[0] - head.get_parameter("weight").shape[0]),
         opened_by=auto_class(model.config).__name__,
+    )
+
+
+def _vision_linears(model: PreTrainedModel) -> tuple[ModuleFact, ...]:
+    return tuple(
+        ModuleFact(name, sum(parameter.numel() for parameter in module.parameters()), linear)
+        for name, module in model.named_modules()
+        if (linear := _linear(module)) and part_of(f"{name}.weight")
     )
 
 

@@ -27,15 +27,21 @@ _TARGETS = "SF-ADAPTER-TARGETS"
 
 
 def plan_adapter(
-    request: AdapterShape, model: ModelFacts, added_rows: int, notes: Notes, key: str = "adapter"
+    request: AdapterShape,
+    model: ModelFacts,
+    added_rows: int,
+    notes: Notes,
+    key: str = "adapter",
+    beside: Sequence[ModuleFact] = (),
 ) -> AdapterPlan:
     """Choose the modules that get an adapter and count the trainable parameters.
 
     added_rows: embedding rows that the run appends to the model.
     key: path of the request in the config.
+    beside: linear layers outside of the language model that may be targets, too.
     """
     model = _with_rows(model, added_rows)
-    targets = _targets(request, model, notes, key)
+    targets = _targets(request, replace(model, modules=(*model.modules, *beside)), notes, key)
     matrices = _matrices(request, model)
     if obstacle := _obstacle(request):
         matrices = _without(matrices, request, obstacle, notes, key)

@@ -68,8 +68,10 @@ def coverage(
     rest = model.wrapper_parameters
     for part, kind in VISION.items():
         own = sum(math.prod(shape) for name, shape in model.vision if part_of(name) == part)
-        learns = own if part in trained else 0
-        found[kind], rest = [own, learns, learns], rest - own
+        linears = [module for module in model.vision_linears if part_of(f"{module.name}.weight") == part]
+        adapted = [_learns(module, model, adapter, False) for module in linears if adapter]
+        learns = (own, own) if part in trained else (sum(one[0] for one in adapted), sum(one[1] for one in adapted))
+        found[kind], rest = [own, *learns], rest - own
     found[BESIDE][0] = rest
     return tuple(KindCoverage(kind, *row) for kind, row in found.items() if any(row))
 

@@ -143,6 +143,7 @@ class LengthFacts:
     evaluated: the longest evaluation example; 0 if there is none.
     pictures: whether some examples have images.
     features: the most image tokens of a training example.
+    texts: number of training examples without images.
     """
 
     longest: int
@@ -155,6 +156,7 @@ class LengthFacts:
     evaluated: int = 0
     pictures: bool = False
     features: int = 0
+    texts: int = 0
 
     @property
     def uniform(self) -> bool:

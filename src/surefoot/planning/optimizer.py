@@ -127,7 +127,7 @@ def trainable_tensors(model: ModelFacts, adapter: AdapterPlan | None, added_rows
         yield from _whole(model, list(model.modules), added_rows)
         return
     targets = set(adapter.targets.value)
-    for module in model.modules:
+    for module in (*model.modules, *model.vision_linears):
         if module.name in targets and module.linear:
             inputs, outputs = module.linear
             outputs += added_rows if module.name == model.head else 0

@@ -58,7 +58,7 @@ from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teach
 from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer, tokenizer_of
 from surefoot.planning.trained import check_trained, only_trained
-from surefoot.planning.vision import plan_vision, with_trained_vision
+from surefoot.planning.vision import adaptable, check_adapted, check_pictures, plan_vision, with_trained_vision
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
@@ -146,8 +146,12 @@ def resolve(
             notes,
         ),
     )
-    adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes) if config.adapter else None
     vision = plan_vision(config, model, notes)
+    adapter = None
+    if config.adapter is not None:
+        beside = adaptable(model, vision)
+        adapter = plan_adapter(config.adapter, model, tokens.added_rows, notes, beside=beside)
+        check_adapted(adapter, vision, notes)
     check_trained(config, model, notes)
     adapter = with_trained_vision(adapter, vision, model)
     if packed := precision.packed:
@@ -169,6 +173,7 @@ def resolve(
     trained = list(trainable_tensors(only_trained(config, model), adapter, tokens.added_rows))
     names = [tensor.name for tensor in (*trained, *vision.tensors) if tensor.numbers]
     names += [VALUE_HEAD] if config.method.scores else []
+    check_pictures(names, model, lengths, notes)
     rates = plan_rates(config.optim, names, notes)
     work = replace(work, ahead=ahead_bytes(config, work, parallel, trained, longest))
     balance = plan_balance(config, model, notes)

@@ -1,7 +1,7 @@
 """Choose which parts of a vision model are trained besides the language model, and count them.
 
 They are trained in full, in fp32, also with an adapter: each is then a copy of the frozen module, like PEFT's
-`modules_to_save`, and is saved in the adapter's file.
+`modules_to_save`, and is saved in the adapter's file. Or the adapter's targets reach their linear layers.
 
 Also what a vision tower that trains keeps for its backward pass, from the shapes of its parameters. Per patch of a
 picture, in bytes, with b bytes of the compute dtype; norms and what goes from layer to layer are fp32:
@@ -29,23 +29,30 @@ A language model that reads pictures by cross-attention (Llama 3.2 Vision) keeps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
-from surefoot.families.model_facts import ModelFacts
+from surefoot.families.model_facts import ModelFacts, ModuleFact
 from surefoot.families.pictures import PARTS, Part, modules_of, part_of
+from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor
 from surefoot.planning.plan import AdapterPlan
+from surefoot.system.messages import counted
 
 
 @dataclass(frozen=True)
 class TrainedVision:
-    """Trained vision parts. parts: their names. tensors: their parameters."""
+    """Vision parts that learn.
+
+    parts: trained in full. tensors: their parameters.
+    adapted: parts whose linear layers may get an adapter.
+    """
 
     parts: tuple[Part, ...] = ()
     tensors: tuple[Tensor, ...] = ()
+    adapted: tuple[Part, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -55,14 +62,46 @@ class TrainedVision:
 def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> TrainedVision:
     """Return the parts that `vision` requests; refuse parts that the model lacks, and stages without images."""
     parts: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "trained")
-    for part in parts:
-        if not any(part_of(name) == part for name, _ in model.vision):
+    adapted: tuple[Part, ...] = tuple(part for part in PARTS if getattr(config.vision, part) == "adapter")
+    for part in (*parts, *adapted):
+        if part in adapted and config.adapter is None:
+            notes.refuse(f"vision.{part}", "adapter needs one on the language model", "add adapter, or use trained")
+        elif not any(part_of(name) == part for name, _ in model.vision):
             notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
         elif not config.method.pictures:
             notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
-    return TrainedVision(
-        parts, tuple(Tensor(shape, False, name) for name, shape in model.vision if part_of(name) in parts)
-    )
+    tensors = tuple(Tensor(shape, False, name) for name, shape in model.vision if part_of(name) in parts)
+    return TrainedVision(parts, tensors, adapted)
+
+
+def adaptable(model: ModelFacts, vision: TrainedVision) -> list[ModuleFact]:
+    """Return the linear layers of the parts that may get an adapter."""
+    return [module for module in model.vision_linears if part_of(f"{module.name}.weight") in vision.adapted]
+
+
+def parts_reached(adapter: AdapterPlan | None) -> tuple[Part, ...]:
+    """Return the parts in which the adapter has targets."""
+    reached = {part_of(f"{name}.weight") for name in adapter.targets.value} if adapter else ()
+    return tuple(part for part in PARTS if part in reached)
+
+
+def check_adapted(adapter: AdapterPlan, vision: TrainedVision, notes: Notes) -> None:
+    """Refuse a part without a target."""
+    for part in vision.adapted:
+        if part not in parts_reached(adapter):
+            what = "adapter.targets name no linear layer of this part"
+            notes.refuse(f"vision.{part}", what, "name one, or leave it out", "SF-ADAPTER-TARGETS")
+
+
+def check_pictures(learns: Iterable[str], model: ModelFacts, lengths: LengthFacts | None, notes: Notes) -> None:
+    """Refuse examples without pictures where only what reads pictures learns: they would have no gradient.
+
+    learns: names of the trained parameters.
+    """
+    inside = tuple(f"{layer}." for layer in model.cross_layers)
+    if lengths and lengths.texts and all(part_of(name) or name.startswith(inside) for name in learns):
+        what = f"{counted(lengths.texts, 'example')} without a picture, which nothing that trains reads"
+        notes.refuse("data.train", what, "leave them out, or train more of the language model", "SF-DATA-PICTURE")
 
 
 def with_trained_vision(adapter: AdapterPlan | None, vision: TrainedVision, model: ModelFacts) -> AdapterPlan | None:
@@ -109,7 +148,7 @@ def _of_cross_attention(model: ModelFacts, features: int, tokens: int, width: in
     patches = int(features * model.patches)
     layer = patches * (2 * width * model.size("query") + (4 + width) * model.size("key_value"))
     shared = patches * width * (model.hidden + tokens)
-    return Kept(shared + model.cross_layers * layer, shared + layer)
+    return Kept(shared + len(model.cross_layers) * layer, shared + layer)
 
 
 def _of_tower(model: ModelFacts, parts: Sequence[Part], features: int, width: int) -> Kept:

@@ -110,7 +110,7 @@ def workload_of(
 def _pictures(model: ModelFacts, vision: TrainedVision, lengths: LengthFacts | None, width: int) -> Kept:
     if lengths is None:
         return NOTHING
-    return picture_bytes(model, vision.parts, lengths.features, lengths.longest, width)
+    return picture_bytes(model, (*vision.parts, *vision.adapted), lengths.features, lengths.longest, width)
 
 
 # Products of other sizes for each shape of a decoder layer's matrix in the comparison of fast paths before step 1, with
@@ -127,7 +127,9 @@ def _products(
         return 0
     count = _COMPARED[adapter is not None] * len({one.linear for one in model.layer_linears if one.linear})
     if lengths.pictures:
-        count += _SEEN[bool(vision.parts)] * len({shape for _, shape in model.vision if len(shape) == 2})
+        count += _SEEN[bool(vision.parts or vision.adapted)] * len(
+            {shape for _, shape in model.vision if len(shape) == 2}
+        )
     return count
 
 

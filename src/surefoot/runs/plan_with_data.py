@@ -166,6 +166,7 @@ def lengths_of(config: RunConfig, data: PreparedData) -> LengthFacts:
         evaluated=int(data.eval.lengths.max()) if data.eval is not None else 0,
         pictures=any(file.pictures for one in (train, data.eval) if one is not None for file in one.files),
         features=max((sum(picture.tokens for picture in own) for _, own in train.pictures()), default=0),
+        texts=len(train) - sum(1 for _ in train.pictures()),
     )
 
 

@@ -17,6 +17,7 @@ from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.memory import fits, usable
 from surefoot.planning.plan import OFF, PLAIN, Choice, ParallelPlan, RunPlan
 from surefoot.planning.scale import ScaleRow
+from surefoot.planning.vision import parts_reached
 from surefoot.system.messages import size_text
 
 Row = tuple[str, str, str, str]  # what, value, source, reason
@@ -238,6 +239,8 @@ def _vision_rows(plan: RunPlan) -> Iterator[Row]:
         yield "model.trained", ", ".join(plan.trained), "user", "the modules that train; the others stay frozen"
     if plan.vision:
         yield "vision", ", ".join(plan.vision), "user", "trained in full, in addition to the language model"
+    if adapted := parts_reached(plan.adapter):
+        yield "vision", ", ".join(adapted), "user", "adapter.targets reach it"
 
 
 def _balance_rows(plan: RunPlan) -> Iterator[Row]:
