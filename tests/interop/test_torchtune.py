@@ -13,7 +13,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from helpers.architectures import LLAMA, build
 from helpers.faults import raises_fault
-from interop.small_configs import BASES, text_of
+from interop.small_configs import BASES, outcome, text_of
 from surefoot.config.methods import AlignmentConfig
 from surefoot.data.batching.batch import Example
 from surefoot.data.batching.loader import Layout, to_batch
@@ -52,6 +52,37 @@ def packs(lengths: list[int], room: int) -> list[list[int]]:
             found.append([])
         found[-1].append(index)
     return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "template"),
+    [("alpaca_dataset", None, "torchtune-alpaca-llama3"), ("alpaca_cleaned_dataset", False, "torchtune-alpaca-llama3"),
+     ("instruct_dataset", False, "llama3")],
+)  # fmt: skip
+def test_alpacas_prompt_is_a_turn(kind: str, whole: bool | None, template: str) -> None:
+    """Where the prompt carries loss, its header does as well, and nothing differs."""
+    given = {"_component_": f"torchtune.datasets.{kind}", "source": "org/d"}
+    found = tune(dataset=given if whole is None else given | {"train_on_input": whole})
+    assert found.config["data"]["template"] == template
+    assert (outcome(found, "dataset._component_") == "changed") == (whole is False)
+
+
+def test_instruct_datasets_read_two_columns() -> None:
+    """A third one named input would be Alpaca's."""
+    given = {"_component_": "torchtune.datasets.instruct_dataset", "source": "org/d",
+             "column_map": {"input": "instruction", "output": "output"}}  # fmt: skip
+    source = tune(dataset=given).config["data"]["train"]
+    assert source == {"path": "org/d", "format": "prompt-completion",
+                      "columns": {"prompt": "instruction", "completion": "output"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [{"conversations": []}, {"conversations": [], "system": "Be brief."}])
+def test_a_system_text_beside_the_turns_is_told(record: dict[str, Any]) -> None:
+    given = {"_component_": "torchtune.datasets.chat_dataset", "source": "json", "data_files": "d.json",
+             "conversation_column": "conversations", "conversation_style": "sharegpt"}  # fmt: skip
+    options = Options(first=lambda path: record)
+    found = translate_file("t.json", text_of("tune", dataset=given), [], options)
+    assert (outcome(found, "dataset.data_files") == "changed") == ("system" in record)
 
 
 def test_packed_rows_decide_the_batch() -> None:

@@ -161,7 +161,33 @@ class Prompt:
     stops: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class PromptInTurn(Prompt):
+    """A prompt that is the text of a turn. close: the turn's end, in place of EOS; "" for EOS."""
+
+    close: str = ""
+
+
 Row = Dialogue | Prompt
+
+
+def in_turn(name: str, about: str, prompt: Prompt, turns: Dialogue) -> PromptInTurn:
+    """Return the row that writes `prompt` into a user turn of `turns`, and the answer into the next turn."""
+    before, after = turns.user.split("{content}")
+    end = prompt.response.rstrip() if "user" in turns.trimmed else prompt.response
+    return PromptInTurn(
+        name,
+        about,
+        header=before + prompt.header,
+        header_input=before + prompt.header_input,
+        instruction=prompt.instruction,
+        input=prompt.input,
+        response=end + after + turns.opening,
+        lead=turns.lead,
+        control=turns.control,
+        stops=turns.stops,
+        close="" if turns.close == "{eos}" else turns.close,
+    )
 
 
 def filled_row(row: Dialogue, slots: Mapping[str, str]) -> Dialogue:

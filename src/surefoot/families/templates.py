@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from surefoot.families.other_templates import AXOLOTL, LLAMAFACTORY
-from surefoot.families.template_row import LLAMA31, MISTRAL, Dialogue, Prompt, Row
+from surefoot.families.template_row import LLAMA31, MISTRAL, Dialogue, Prompt, Row, in_turn
 from surefoot.system.errors import Fault
 from surefoot.system.locations import TEMPLATE_SUFFIX
 from surefoot.system.messages import nearest_word
@@ -212,7 +212,14 @@ ROWS: tuple[Row, ...] = (
     ),
 )
 
-_OF_TOOLS = (*LLAMAFACTORY, *AXOLOTL)
+_BY_NAME = {row.name: row for row in ROWS}
+# torchtune's alpaca_dataset: Alpaca's text, which its tokenizer writes into a turn of the model's.
+TORCHTUNE = tuple(
+    in_turn(f"torchtune-alpaca-{name}", f"torchtune's alpaca_dataset in turns of {name}", alpaca, turns)
+    for name in ("llama3", "llama2", "mistral", "phi3", "chatml")
+    if isinstance(alpaca := _BY_NAME["alpaca"], Prompt) and isinstance(turns := _BY_NAME[name], Dialogue)
+)
+_OF_TOOLS = (*LLAMAFACTORY, *AXOLOTL, *TORCHTUNE)
 NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))
 ANYWHERE = "alpaca, vicuna or plain"  # rows that need only EOS
 

@@ -16,7 +16,7 @@ from surefoot.data.chat.jinja_template import make_chat_template, make_file_temp
 from surefoot.data.formats import Conversation, RowFault
 from surefoot.data.tokenize.segments import Piece, Template, TextEncoder
 from surefoot.families.files import read_text
-from surefoot.families.template_row import ALONE, Prompt, Row, as_one_text, filled_row
+from surefoot.families.template_row import ALONE, Prompt, PromptInTurn, Row, as_one_text, filled_row
 from surefoot.families.templates import IN_CONFIG, OWN, is_jinja, is_users_own, named_row
 from surefoot.system.errors import Fault, InputError
 
@@ -74,7 +74,10 @@ def template_for_all(
 def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
     ids = {text: number for number, text in encoder.control.items()}
     stops = tuple(dict.fromkeys((*stop_ids, *(ids[token] for token in row.stops))))
-    eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
+    if isinstance(row, PromptInTurn) and row.close:
+        eos = row.close
+    else:
+        eos = _eos_text(encoder, stop_ids) if isinstance(row, Prompt) or "{eos}" in repr(row) else ""
     blank = " " if encoder.puts_blank else ""  # which the tokenizer adds before a text, but not after a BOS in it
     if isinstance(row, Prompt):
         return Template(

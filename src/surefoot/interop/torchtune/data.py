@@ -31,6 +31,7 @@ _READ: Mapping[str, tuple[str, ...]] = {
 _ONCE = ("_component_", "train_on_input", "conversation_style")  # equal for training and validation
 _STYLES = {"sharegpt": ("sharegpt", "conversations"), "openai": ("messages", "messages")}
 _WHY_WRAPPED = "torchtune also wraps the prompt in the model's turn tokens"
+_SYSTEM = "torchtune reads the turns alone, and surefoot the records' system texts too"
 _BARE = "torchtune concatenates the texts between BOS and EOS"
 # Model family -> (closest template to what torchtune's tokenizer writes around messages, the difference). Gemma's
 # tokenizer writes nothing; the template of Llama 2 and Mistral can be turned off.
@@ -94,9 +95,8 @@ class _Dataset:
         whole_prompt = self["train_on_input"]
         if kind in _SETS:
             whole_prompt = True if whole_prompt is None else whole_prompt
-            draft.set("data.template", "alpaca", "dataset._component_", why="" if _is_bare(draft) else _WHY_WRAPPED)
-        elif kind != "text_completion_dataset":
-            _set_turns(draft)
+        if kind != "text_completion_dataset":
+            _set_turns(draft, alpaca=kind in _SETS, whole=bool(whole_prompt))
         if draft.written("stage") == "sft":
             usual = "torchtune's default for this dataset" if self["train_on_input"] is None else ""
             train_on = "everything" if whole_prompt else "responses"
@@ -104,7 +104,10 @@ class _Dataset:
         elif stage == "dpo" and whole_prompt:
             draft.refuse("dataset.train_on_input", "surefoot compares answers alone", "leave it out")
         decided = (name for name in self.read() if name != "dataset.train_on_input")
-        draft.set("data.train", short_sources([self.source()]), *decided)
+        source = self.source()
+        record = draft.options.first(source["path"]) if kind == "chat_dataset" and source["path"] else None
+        why = _SYSTEM if record and "system" in record else ""
+        draft.set("data.train", short_sources([source]), *decided, why=why)
         draft.drop(f"{kind} does not read it", *self.unread())
 
     def source(self) -> dict[str, Any]:
@@ -133,9 +136,10 @@ class _Dataset:
         if self.kind in _PAIRS:
             return {"format": "preference", **_renamed(self["column_map"] or _PAIRS[self.kind][2])}
         if self.kind != "chat_dataset":
-            usual = {"input": "instruction", "output": "output"} if self.kind == "instruct_dataset" else {}
+            usual = {"input": "prompt", "output": "completion"} if self.kind == "instruct_dataset" else {}
             pairs = {name: name for name in usual} | (self["column_map"] or {})
-            return {"format": "alpaca", **_renamed({usual.get(name, name): own for name, own in pairs.items()})}
+            layout = "prompt-completion" if usual else "alpaca"  # which has an input beside the instruction
+            return {"format": layout, **_renamed({usual.get(name, name): own for name, own in pairs.items()})}
         style = self["conversation_style"]
         if style not in _STYLES:
             what = f"torchtune has no {shown(style)}"
@@ -161,13 +165,17 @@ def _is_bare(draft: Draft) -> bool:
     return _family(draft).startswith("gemma") or (left_out and _family(draft) in ("llama2", "code_llama2", "mistral"))
 
 
-def _set_turns(draft: Draft) -> None:
-    """Set data.template for messages without a prompt template of the dataset."""
+def _set_turns(draft: Draft, *, alpaca: bool, whole: bool) -> None:
+    """Set data.template. alpaca: messages are Alpaca's prompts. whole: they carry loss."""
     if _is_bare(draft):
-        draft.set("data.template", "raw", "dataset._component_", "tokenizer.prompt_template")
+        draft.set("data.template", "alpaca" if alpaca else "raw", "dataset._component_", "tokenizer.prompt_template")
         draft.set("bos.prepend", "on", why=_BARE)
     elif (found := _CONVERTED.get(_family(draft))) is not None:
-        draft.set("data.template", found[0], "dataset._component_", why=found[1])
+        name, why = found
+        name = f"torchtune-alpaca-{name}" if alpaca else name
+        draft.set("data.template", name, "dataset._component_", why="" if whole and why == _LEARNS_HEADER else why)
+    elif alpaca:
+        draft.set("data.template", "alpaca", "dataset._component_", why=_WHY_WRAPPED)
     else:
         what = f"surefoot does not know torchtune's message format for {_family(draft)}"
         draft.refuse("dataset._component_", what, "use alpaca_dataset or text_completion_dataset")

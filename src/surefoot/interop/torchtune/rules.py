@@ -146,10 +146,14 @@ def _set_reference(draft: Draft) -> None:
         draft.note(name, "carried", "the model as it was before training", "alignment.reference")
 
 
+_CONTINUED = "longer texts continue in further examples; torchtune drops what is left"
+
+
 def set_length(draft: Draft) -> None:
     """Set data.max_length; torchtune's tokenizers truncate nothing if it is null or not given."""
     name = "tokenizer.max_seq_len"
-    why = NO_LIMIT if draft[name] is None else draft.rows[name].about
+    texts = last_name(draft["dataset._component_"]) == "text_completion_dataset"
+    why = NO_LIMIT if draft[name] is None else _CONTINUED if texts else draft.rows[name].about
     draft.set("data.max_length", draft[name] or ALL_POSITIONS, name, why=why)
     draft.note(name, "carried", NO_LIMIT, "data.max_length")
 
