@@ -36,3 +36,12 @@ def test_system_messages_that_axolotl_drops():
     entry = {"path": "d.jsonl", "type": "chat_template", "drop_system_message": True}
     assert axolotl(datasets=[entry]).config["data"]["train"]["drop_system"] is True
     assert "drop_system" not in str(axolotl(datasets=[entry | {"drop_system_message": False}]).config)
+
+
+def test_random_weights():
+    assert axolotl(**CHAT, reinit_weights=True).config["model"] == {"path": "m", "weights": "random"}
+    assert refused(**CHAT, reinit_weights=True, adapter="lora", lora_r=8, lora_alpha=16) == {"reinit_weights"}
+    full = translated("factory", finetuning_type="full", train_from_scratch=True)
+    assert full.config["model"]["weights"] == "random"
+    with pytest.raises(InputError):
+        translated("factory", train_from_scratch=True)  # LoRA

@@ -116,6 +116,17 @@ def _trained(config: RunConfig) -> Iterator[Problem]:
         yield _problem(key, what, "leave one of them out", "parallel.offload")
 
 
+def _random(config: RunConfig) -> Iterator[Problem]:
+    if config.model.weights == "own":
+        return
+    key = "model.weights"
+    if config.adapter is not None:
+        yield _problem(key, "random weights would stay random under an adapter", "leave one of them out", "adapter")
+    if not config.method.one_pass or config.method.scores or config.method.reference:
+        what = f"is for the stages that begin a model, but stage is {config.stage}"
+        yield _problem(key, what, "leave it out, or choose pretrain or sft", "stage")
+
+
 def _publishing(config: RunConfig) -> Iterator[Problem]:
     if config.adapter is None or config.adapter.publish == "adapter":
         return
@@ -319,6 +330,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _plain_texts,
     _patterns,
     _trained,
+    _random,
     _publishing,
     _mixture,
     _optimizer,

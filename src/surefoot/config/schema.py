@@ -42,6 +42,9 @@ class ModelConfig(Section):
     """Folder with config.json, weights (safetensors) and tokenizer, or a hub id such as meta-llama/Llama-3.1-8B."""
     revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of a hub model; leave out for a local folder."""
+    weights: Literal["own", "random"] = "own"
+    """own: those of its files. random: drawn by the seed as transformers initializes the model, whose folder or
+    repository then needs config.json and tokenizer alone. Full fine-tuning in stages sft and pretrain."""
     dropout: Annotated[Literal["own"] | Share | None, Field(examples=[0.0])] = None
     """Dropout of the model's own layers in training. own: as in its config.json. null: own in stages sft and pretrain,
     0 in the others, which compare log-probabilities or scores. The published config.json keeps its values."""

@@ -71,6 +71,20 @@ def set_added(draft: Draft, tokens: Sequence[str], *names: str, why: str = "") -
             draft.set(f"tokenizer.{key}", list(dict.fromkeys(chosen)), *names, why=why)
 
 
+def set_random(draft: Draft, name: str) -> None:
+    """Set model.weights, after stage and adapter. name: the tool's setting."""
+    if not draft[name]:
+        draft.drop("is off or not set", name)
+    elif draft.written("adapter.kind") or draft.written("adapter.initial") or draft.written("stage") not in _BEGIN:
+        what = "surefoot draws the weights of a model that trains whole, in stages sft and pretrain"
+        draft.refuse(name, what, "leave it out")
+    else:
+        draft.set("model.weights", "random", name)
+
+
+_BEGIN = ("sft", "pretrain")
+
+
 def set_rows(draft: Draft, tokens: int, *names: str, why: str) -> None:
     """Let batch.size count rows of packed examples. Runs after `set_batch`. why: how the tool fills them otherwise."""
     draft.set("batch.row_tokens", tokens, *names, why=why)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from surefoot.config.paths import nearest_path
 from surefoot.config.schema import RunConfig
@@ -19,7 +18,7 @@ from surefoot.models.embeddings import resize_vocabulary
 from surefoot.models.facts import facts_of
 from surefoot.models.folder import require_adapter, resolve_folder
 from surefoot.models.forward import causal_model
-from surefoot.models.load import keep_left_out, load_model
+from surefoot.models.load import draw_model, keep_left_out, load_model
 from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantize
@@ -45,17 +44,18 @@ def load_policy(
     full = plan.adapter is None
     packed = plan.precision.packed
     tokens = plan.tokenizer
-    model: PreTrainedModel = load_model(
-        checkpoint.folder if full and checkpoint else base,
-        dtype=TORCH_DTYPE[plan.precision.unpacked],
-        attention_implementation=plan.attention.implementation.value,
-        # Quantized layer by layer from the CPU: the device never holds the base in 16 or 32 bits.
-        device=torch.device("cpu") if packed else device,
-    )
+    # Quantized layer by layer from the CPU: the device never holds the base in 16 or 32 bits.
+    place, dtype = torch.device("cpu") if packed else device, TORCH_DTYPE[plan.precision.unpacked]
+    attention, drawn = plan.attention.implementation.value, config.model.weights == "random"
+    if drawn and checkpoint is None:
+        model = draw_model(base, seed=config.seed, dtype=dtype, attention=attention, device=place)
+    else:
+        start = checkpoint.folder if full and checkpoint else base
+        model = load_model(start, dtype=dtype, attention_implementation=attention, device=place)
     if tokens.rows is not None:
         of_tokens = max(tokens.added_ids, default=-1) + 1
         resize_vocabulary(model, tokens.rows, drawn=of_tokens, seed=config.seed)
-    if full and checkpoint:
+    if full and checkpoint and not drawn:
         keep_left_out(model, base)  # take them from the base: the checkpoint will be deleted at some point
     if packed:
         quantize(model, packed, compute=TORCH_DTYPE[plan.precision.compute.value], device=device)

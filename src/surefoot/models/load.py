@@ -106,6 +106,24 @@ def load_model(
     return model
 
 
+def draw_model(folder: Path, *, seed: int, dtype: torch.dtype, attention: str, device: torch.device) -> PreTrainedModel:
+    """Return the model of `folder` with random weights, as transformers initializes them, in eval mode. They are drawn
+    on the CPU in fp32, so that they depend on the seed alone.
+
+    attention, device: as in `load_model`. Raises InputError for a config that is none of a language model.
+    """
+    config = model_config(folder)
+    with _library_faults(folder), quiet_libraries(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation=attention)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    _move(model.to(dtype), device)
+    _loop_over_narrow_experts(model)
+    freeze_wrapper(model)
+    return model.eval()
+
+
 def _move(model: PreTrainedModel, device: torch.device) -> None:
     """Put the model on the device. Its weights are still pages of the files, which a single thread would read, map and
     copy one after the other."""

@@ -49,6 +49,7 @@ def card_facts(run: PreparedRun, results: Mapping[str, Any], plots: Sequence[str
             "schedule": f"{optim.schedule}, warm-up {optim.warmup}",
             "gradient norm clipped to": str(optim.max_grad_norm) if optim.max_grad_norm else "not clipped",
             "duration": str(config.duration),
+            **({"weights at the start": "random, by the seed"} if config.model.weights == "random" else {}),
             **_of_tokens(config),
             **_alignment(config),
             **_distillation(config),

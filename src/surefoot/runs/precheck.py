@@ -73,7 +73,7 @@ def _check_plan(config: RunConfig, folder: Path, refused: tuple[Fault, ...], *, 
         pinned, commits = pin(config, {})
         # PPO's models are looked at with torch. Without it nothing is known of a GPU but that there is one.
         draft = None if config.method.rollouts else make_plan(pinned, hardware=hardware.glance(), measure=False)
-    if looks_local(config.model.path):
+    if looks_local(config.model.path) and config.model.weights == "own":
         stored_tensors(Path(config.model.path))
     if draft is not None and looks_local(config.model.path):
         list(check_disk(folder, disk_of(pinned, draft)))

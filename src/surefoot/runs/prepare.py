@@ -68,8 +68,10 @@ def prepare(
         known = saved_commits(existing.folder / DATA) if existing.checkpoint else {}
         config, commits = pin(requested, known if commits is None else commits)
         draft = existing.plan or make_plan(config, measure=False)  # raises all conflicts before anything slow starts
-    base = resolve_folder(config.model.path, config.model.revision, weights=True)
-    stored_tensors(base)  # finds truncated downloads by their headers, before the data is read
+    drawn = config.model.weights == "random"
+    base = resolve_folder(config.model.path, config.model.revision, weights=not drawn)
+    if not drawn:
+        stored_tensors(base)  # finds truncated downloads by their headers, before the data is read
     if existing.checkpoint is not None:
         require_base(existing.checkpoint, base)
     tokenizer = planned_tokenizer(base, draft.tokenizer)
@@ -137,7 +139,8 @@ def conflicts(config: RunConfig, custom: Custom) -> tuple[Fault, ...]:
 
 def _cautions(config: RunConfig, base: Path, task: Task, timetable: Timetable) -> Iterator[str]:
     """Yield warnings that need config, model and data together."""
-    for caution in (layout_caution(base), unpacked_caution(base)):
+    drawn = config.model.weights == "random"
+    for caution in () if drawn else (layout_caution(base), unpacked_caution(base)):
         if caution:
             yield caution
     warmup = make_schedule(config, task, timetable).warmup

@@ -58,7 +58,8 @@ def run_summary(config: RunConfig, plan: RunPlan, data: PreparedData, base: Path
 def _model(config: RunConfig, plan: RunPlan, base: Path) -> str:
     facts = facts_of(base)
     sizes = f"{plan.parameters:,} parameters, {facts.layers} layers of width {facts.hidden}"
-    return f"{config.model.path}: {facts.model_type}, {sizes}"
+    drawn = ", random weights by the seed" if config.model.weights == "random" else ""
+    return f"{config.model.path}: {facts.model_type}, {sizes}{drawn}"
 
 
 def _trained(config: RunConfig, plan: RunPlan, base: Path, shown: Mapping[str, str]) -> str:

@@ -91,6 +91,8 @@ _ROWS: tuple[Row, ...] = (
     # model
     carried("base_model", None, "model.path", type=text),
     carried("revision_of_model", None, "model.revision", type=text),
+    joint("reinit_weights", None, ("model.weights",), "without an adapter", type=truth,
+          back=true_if("model.weights", "random")),
     joint("adapter", None, ("adapter.kind",), "lora or qlora", type=text, back=back.adapter),
     joint("model_config", None, ("model.router_aux_loss_coef",), "output_router_logits alone", type=group,
           back=lambda ours: {"output_router_logits": True} if ours["model.router_aux_loss_coef"] == "own" else None),
@@ -297,7 +299,7 @@ _ROWS: tuple[Row, ...] = (
     *_refused("belongs to a training method that surefoot does not support",
               "process_reward_model relora relora_prune_ratio gptq quantization trainer_cls lisa_n_layers "
               "lisa_step_interval jagged_restart_steps use_pose "
-              "reinit_weights ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
+              "ebft do_bench_eval diffusion llmcompressor nemo_gym_enabled hatchery"),
     *_refused("surefoot loads no base in NVFP4 and computes experts in 16 bits",
               "use_dsv4_kernels use_glm_dsa_kernels dsv4_fp4_grouped_mode nvfp4_merge_aware"),
     *_refused("surefoot configures this with parallel.engine", "deepcompile"),

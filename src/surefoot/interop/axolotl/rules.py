@@ -19,7 +19,15 @@ from surefoot.interop.axolotl.steps import (
 from surefoot.interop.axolotl.trained import set_adapter, set_vision
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import ALL_POSITIONS, names
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, NEW_ROWS, OF_TOKENS, resume_argument, set_added, switch
+from surefoot.interop.shared_rules import (
+    HEAD_NOT_ROUNDED,
+    NEW_ROWS,
+    OF_TOKENS,
+    resume_argument,
+    set_added,
+    set_random,
+    switch,
+)
 from surefoot.interop.sharing import Names, set_sharing
 
 # In Axolotl fsdp_config alone enables FSDP.
@@ -160,6 +168,7 @@ def set_rest(draft: Draft) -> None:
         if not draft.given(name):
             draft.refuse(name, "is required", "set it")
     _set_tokens(draft)
+    set_random(draft, "reinit_weights")
     _set_model_config(draft)
     for plugin in draft["plugins"] or []:
         if not str(plugin).startswith(_PLUGINS):

@@ -20,7 +20,7 @@ from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, set_added, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, set_added, set_random, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -150,9 +150,10 @@ def set_quantization(draft: Draft) -> None:
         draft.set("precision.base", "nf4", "quantization_bit", *words, why=nested)
 
 
-def set_order(draft: Draft) -> None:
+def set_order_and_start(draft: Draft) -> None:
     if draft["disable_shuffling"]:
         draft.set("data.order", "file", "disable_shuffling")
+    set_random(draft, "train_from_scratch")
 
 
 def set_tokens(draft: Draft) -> None:
@@ -309,7 +310,7 @@ RULES = (
     set_data,
     set_template,
     set_tokens,
-    set_order,
+    set_order_and_start,
     set_learned,
     set_precision,
     set_checkpointing,
