@@ -1,6 +1,7 @@
 """An editor that holds the JSON Schema accepts exactly the configs that a run accepts. What docs/configuration.md shows
 is what surefoot accepts and prints."""
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 
 from helpers.configs import mutated_configs, valid_configs, write_config
 from surefoot.commands.main import main
-from surefoot.config.keys import DIALECT, config_schema
+from surefoot.config.keys import DIALECT, all_keys, config_schema
 from surefoot.config.overrides import expand_short_forms
 from surefoot.config.problems import shape_problems
 from surefoot.config.yaml_reader import parse_yaml
@@ -83,6 +84,19 @@ def test_what_the_editor_accepts_runs(data: dict[str, Any]) -> None:
 @given(mutated_configs())
 def test_both_judge_alike(data: dict[str, Any]) -> None:
     assert accepted(data) == EDITOR.is_valid(data)
+
+
+@pytest.mark.parametrize("value", [0, 1.0, "1", "off", True])
+def test_both_judge_alike_what_pydantic_would_convert(value: Any) -> None:
+    for path in all_keys():
+        data: dict[str, Any] = copy.deepcopy(BASE)
+        *groups, name = path.split(".")
+        inner = data
+        for group in groups:
+            inner[group] = given if isinstance(given := inner.get(group), dict) else {}
+            inner = inner[group]
+        inner[name] = value
+        assert accepted(data) == EDITOR.is_valid(data), path
 
 
 def test_twin_a_schema_without_short_forms_disagrees() -> None:

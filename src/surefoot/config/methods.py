@@ -73,7 +73,7 @@ class AlignmentConfig(Section):
     sft: NonNegative = 0.0
     """dpo only: weight of the cross entropy on the better answers, added to the loss. At 1 by definition: orpo and
     cpo."""
-    sft_prompt: bool = False
+    sft_prompt: Flag = False
     """dpo only: the cross entropy also counts the tokens of the prompt, as in TRL's ORPO; not beside a reference."""
     good: NonNegative = 1.0
     """kto only: weight of good answers."""

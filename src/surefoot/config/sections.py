@@ -154,7 +154,7 @@ class DataConfig(Section):
     order: Literal["shuffled", "file"] = "shuffled"
     """shuffled: every epoch in an order of its own, by the seed. file: as in the files, one source after the other,
     such as a curriculum from easy to hard; with batch.row_tokens rows are filled in this order too."""
-    unique: bool = False
+    unique: Flag = False
     """Leave out training examples whose tokens and labels equal those of an earlier one, before any are held out."""
     max_samples: Annotated[Count | None, Field(examples=[1000])] = None
     """Use only the first N records of every training source without its own max_samples."""
