@@ -10,8 +10,10 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Refusal
 from surefoot.interop.shared_rules import counted, parse_split, short_sources
 from surefoot.interop.torchtune.rows import family, last_name
+from surefoot.interop.torchtune.vision import CAULDRON, FAMILY
 
 _SETS = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
+_HUB = "HuggingFaceM4/the_cauldron"
 _EVERY = ("_component_", "source", "data_files", "split", "name")
 # Set of pairs -> (its default source, the folder of it that is read, field -> column)
 _PAIRS: Mapping[str, tuple[str | None, str | None, Mapping[str, str]]] = {
@@ -26,6 +28,7 @@ _READ: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys((*_SETS, "instruct_dataset"), ("column_map", "train_on_input")),
     "chat_dataset": ("conversation_column", "conversation_style", "train_on_input"),
     "text_completion_dataset": ("column",),
+    CAULDRON: ("column_map", "subset"),
     **dict.fromkeys(_PAIRS, ("column_map", "train_on_input")),
 }
 _ONCE = ("_component_", "train_on_input", "conversation_style")  # equal for training and validation
@@ -36,12 +39,17 @@ _BARE = "torchtune concatenates the texts between BOS and EOS"
 # Model family -> (closest template to what torchtune's tokenizer writes around messages, the difference). Gemma's
 # tokenizer writes nothing; the template of Llama 2 and Mistral can be turned off.
 _LEARNS_HEADER = "in torchtune the header before an answer also carries loss; surefoot omits a masked EOS"
+_OWN_PIXELS = (
+    "tiles are resized by the model's own processor, in torchtune by torchvision; and tokens before the first picture "
+    "read it, as in transformers"
+)
 _CONVERTED = {
     "llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
     "code_llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
     "mistral": ("mistral", "in torchtune the blank after [/INST] belongs to the prompt"),
     "phi3": ("phi3", _LEARNS_HEADER),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "llama3_3"), ("llama3", _LEARNS_HEADER)),
+    FAMILY: ("llama3", f"{_LEARNS_HEADER}; {_OWN_PIXELS}"),
     **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("chatml", _LEARNS_HEADER)),
 }
 
@@ -113,7 +121,8 @@ class _Dataset:
     def source(self) -> dict[str, Any]:
         """Return the source with its format, columns and part."""
         of_pairs = _PAIRS.get(self.kind, (None, None, {}))
-        path, files, part = self["source"] or _SETS.get(self.kind) or of_pairs[0], self["data_files"], {}
+        usual = _HUB if self.kind == CAULDRON else _SETS.get(self.kind) or of_pairs[0]
+        path, files, part = self["source"] or usual, self["data_files"], {}
         split = str(self["split"])
         if path is None:
             self.draft.refuse(f"{self.group}.source", "is required", "name a dataset")
@@ -123,7 +132,9 @@ class _Dataset:
             self.draft.refuse(f"{self.group}.split", refusal.what, refusal.fix)
         if files is not None:
             return {"path": files, **self._layout(), **part}
-        below = self["name"] or of_pairs[1]
+        below = (self["subset"] if self.kind == CAULDRON else self["name"]) or of_pairs[1]
+        if path == _HUB and not below:
+            self.draft.refuse(f"{self.group}.subset", "is required: torchtune's default does not exist", "name one")
         subset = {"subset": below} if below else {}
         # surefoot evaluates on a validation or test split, and torchtune on the split that is named.
         named = {"split": split} if split != "train" or self.group == "dataset_val" else {}
@@ -133,6 +144,8 @@ class _Dataset:
         """Return format and columns."""
         if self.kind == "text_completion_dataset":
             return {"format": "text", **_renamed({"text": self["column"]})}
+        if self.kind == CAULDRON:
+            return {"format": "cauldron", **_renamed(self["column_map"] or {})}
         if self.kind in _PAIRS:
             return {"format": "preference", **_renamed(self["column_map"] or _PAIRS[self.kind][2])}
         if self.kind != "chat_dataset":

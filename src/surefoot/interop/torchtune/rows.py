@@ -51,6 +51,7 @@ _DATASET: tuple[Row, ...] = (
     joint("dataset.data_files", None, ("data.train",), type=text),
     joint("dataset.split", "train", ("data.train",), type=text),
     joint("dataset.name", None, ("data.train",), "the subset", type=text),
+    joint("dataset.subset", None, ("data.train",), "of the_cauldron_dataset", type=text),
     joint("dataset.column_map", None, ("data.train",), type=group),
     joint("dataset.column", "text", ("data.train",), type=text),
     joint("dataset.conversation_column", None, ("data.train",), type=text),
@@ -132,7 +133,8 @@ _ROWS: tuple[Row, ...] = (
     joint("kd_loss._component_", None, ("distill.beta",), type=text),
     listed("kd_loss.num_output_chunks", None, _MEMORY),
     joint("kd_ratio", 0.5, ("distill.sft",)),
-    *(joint(name, None, (), "with texts alone no other part of the model is reached") for name in TRAINABLE),
+    *(joint(name, None, ("adapter.targets", "model.trained", "vision"), "texts reach the decoder alone")
+      for name in TRAINABLE),
     *(listed(f"model.{name}", None, _LIBRARY) for name in _SHAPE),
     *all_listed("belongs to a model that also sees", **dict.fromkeys(_SEEING)),
     listed("loss.ignore_index", None, "prompts and padding are masked by position"),

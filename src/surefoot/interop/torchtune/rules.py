@@ -17,6 +17,7 @@ from surefoot.interop.shared_rules import (
     switch,
 )
 from surefoot.interop.torchtune.rows import TRAINABLE, family, last_name
+from surefoot.interop.torchtune.vision import FAMILY, refuse_texts, sees, set_adapted, set_trained, trainable
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -81,6 +82,12 @@ def set_adapter(draft: Draft) -> None:
     if not targets:
         draft.refuse("model.lora_attn_modules", "names no module", "name at least one")
         return
+    if sees(draft):
+        attention = [_ATTENTION[name] for name in named]
+        set_adapted(draft, attention, mlp=with_mlp, output=draft["model.apply_lora_to_output"])
+        for name in words[:3]:
+            draft.note(name, "carried", "", "adapter.targets")
+        return
     fused = _FUSED if family(draft["model._component_"]) in _FUSING else {}
     draft.set("adapter.targets", list(dict.fromkeys(fused.get(name, name) for name in targets)), *words[:3])
     if any(name in fused for name in named):
@@ -90,8 +97,15 @@ def set_adapter(draft: Draft) -> None:
 
 
 def set_parts(draft: Draft) -> None:
-    """Note which parts of a model that also sees train: texts reach the decoder alone."""
+    """Set which parts of a model that also sees train: texts reach the decoder alone."""
     decoder = draft[TRAINABLE[0]]
+    if sees(draft):
+        if draft.written("adapter") is None:
+            set_trained(draft)
+        return
+    if family(draft["model._component_"]) == FAMILY and not trainable(draft)["decoder"]:
+        refuse_texts(draft)
+        return
     for name in TRAINABLE:
         draft.note(name, "changed", draft.rows[name].about, "adapter" if decoder == "lora" else "model.path")
     if decoder in ("frozen", False):
@@ -167,7 +181,8 @@ def set_precision(draft: Draft) -> None:
     master = "" if dtype == "fp32" else "trained weights are kept in fp32"
     draft.set("precision.compute", dtype, "dtype", why=master)
     if quantized or last_name(draft["model._component_"]).startswith("qlora_"):
-        draft.set("precision.base", "nf4", "model.quantize_base", "model._component_")
+        why = "the vision tower stays in the compute dtype" if draft.written("vision") else ""
+        draft.set("precision.base", "nf4", "model.quantize_base", "model._component_", why=why)
     elif adapted:
         draft.set("precision.base", dtype, "dtype", why=master)
 
