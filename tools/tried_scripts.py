@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write every script's fate there, as Markdown")
     parser.add_argument("--work", type=Path, default=WORK, help="folder for the runs")
     args = parser.parse_args()
+    if absent := [str(path) for path in args.paths if not path.exists()]:
+        parser.error(f"no such file or folder: {', '.join(absent)}")
     known = [Tried(**one) for one in json.loads(args.json.read_text())] if args.json and args.json.is_file() else []
     scripts = [one for path in args.paths for one in read_folder(path) if re.search(args.only, one.name)]
     names, again = {one.name for one in scripts}, args.again.split(",")

@@ -66,6 +66,17 @@ def _modern(kind: str, tokens: Callable[[Path], None], folder: Path, **sizes: An
     path.write_text(json.dumps(json.loads(path.read_text()) | ids))
 
 
+def _bloom(folder: Path) -> None:
+    _other("bloom", _CAUSAL, {"hidden_size": 32, "n_layer": 2, "n_head": 4}, folder)
+    roles = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    zoo_tokenizers.save(
+        zoo_tokenizers.byte_level(first=tuple(roles.values())), folder, "BloomTokenizerFast", None, **roles
+    )
+    path = folder / "config.json"
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
+    path.write_text(json.dumps(json.loads(path.read_text()) | ids))
+
+
 def _pythia(folder: Path) -> None:
     _modern("gpt_neox", lambda place: zoo_tokenizers.gpt_neox(place, None), folder, max_position_embeddings=_LONG)
 
@@ -103,7 +114,7 @@ FAMILIES: tuple[tuple[str, Build], ...] = (
                                                       "max_position_embeddings": _LONG})),
     (r"gpt-?j", partial(_other, "gptj", _CAUSAL, _GPT | {"rotary_dim": 4})),
     (r"gpt-?oss", MODERN["gpt_oss"]),
-    (r"bloom", partial(_other, "bloom", _CAUSAL, {"hidden_size": 32, "n_layer": 2, "n_head": 4})),
+    (r"bloom", _bloom),
     (r"falcon-h1", MODERN["falcon_h1"]),
     (r"falcon-mamba", MODERN["falcon_mamba"]),
     (r"falcon", partial(_other, "falcon", _CAUSAL, {name: _BERT[name] for name in list(_BERT)[:3]})),

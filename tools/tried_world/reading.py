@@ -18,7 +18,7 @@ _DATA = (".json", ".jsonl", ".csv", ".txt", ".parquet")
 _TRAINER, _TRAIN = re.compile(r"\b\w*Trainer\("), re.compile(r"\.train\(")
 _BLOCK = re.compile(r"^([ \t]*)```(?:python|py)\b[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _MAGIC = re.compile(r"^(\s*)([!%?].*)$", re.MULTILINE)
-_LITERAL = re.compile(r"""(["'])((?:/|\./|\.\./|~/|[\w-]+/[\w.-]+/)[^"'\n]{2,}?)\1""")
+_LITERAL = re.compile(r"""(["'])((?:/|[A-Za-z]:/|\./|\.\./|~/|[\w-]+/[\w.-]+/)[^"'\n]{2,}?)\1""")
 _FILE = re.compile(r"""["']([^"'\n{}]+\.(?:jsonl?|csv|txt|parquet))["']""")
 _OTHER_MACHINE = re.compile(
     r"^/(root|content|kaggle|home|mnt|data|workspace|path|opt|scratch|gemini|tmp|sagemaker|dbfs)/"
@@ -143,6 +143,7 @@ def _local(path: str) -> str:
     written = Path(last).suffix in _DATA or re.search(r"out|result|ckpt|checkpoint|save|lora|log|data", path.lower())
     if not written and any(re.search(pattern, last.lower()) for pattern, _ in FAMILIES):
         return f"local/{last}"
+    path = re.sub(r"^[A-Za-z]:", "", path)
     return f".{path}" if _OTHER_MACHINE.match(path) else path.replace("../", "./").replace("~/", "./")
 
 

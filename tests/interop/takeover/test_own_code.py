@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
-from peft import LoraConfig
+from peft import IA3Config, LoraConfig, PromptTuningConfig
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -195,3 +195,11 @@ def test_target_modules_that_the_model_has_not_are_left_out(build, tmp_path, mon
     twin, over = handed(build(adapter=names), tmp_path / "twin")
     with pytest.raises(SurefootError):
         proven(twin, over)
+
+
+@pytest.mark.parametrize("kind", [IA3Config(task_type="CAUSAL_LM", target_modules=["v_proj"], feedforward_modules=[]),
+                                  PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)])  # fmt: skip
+def test_an_adapter_of_another_kind_is_refused_by_its_name(build, tmp_path, kind):  # noqa: F811
+    taken, _ = handed(build(adapter=kind), tmp_path / "taken")
+    assert refused(taken) == {"adapter": False}
+    assert kind.peft_type.value in taken.record["refused"][0]["what"]

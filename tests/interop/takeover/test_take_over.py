@@ -206,10 +206,11 @@ def test_processes_of_a_launcher_share_the_steps(build, tmp_path):
 
 
 def test_what_is_computed_in_16_bits_and_an_absent_limit_are_taken(build, base, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    taken, _ = handed(build(model=model, arguments={"max_grad_norm": None}), tmp_path / "taken")
-    config = translated(taken).config
-    assert config["precision"]["compute"] == "bf16"
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+        taken, _ = handed(build(model=model, arguments={"max_grad_norm": None}), tmp_path / name)
+        config = translated(taken).config
+        assert config["precision"]["compute"] == name
     assert config["optim"]["max_grad_norm"] is None
 
 

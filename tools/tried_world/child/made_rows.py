@@ -235,9 +235,7 @@ _NAMED: dict[str, Column] = {
     "solution": solved, "score_chosen": share, "score_rejected": share, "tokens": words, "tags": words,
 }  # fmt: skip
 _COLUMN = re.compile(
-    r"""(?:\b(?:example|examples|row|sample|samples|x|r|data|batch|item|element|entry|record|point|d|data_point"""
-    r"""|instance|conversation|ex|df|dataset)|\])\[["'](\w[\w ]*)["']\]|"""
-    r"""text_field["']?\s*[=:]\s*["'](\w+)["']|\.get\(["'](\w+)["']"""
+    r"""[\w\])]\[["']([a-z][\w ]*)["']\]|text_field["']?\s*[=:]\s*["'](\w+)["']|\.get\(["']([a-z]\w*)["']"""
 )
 _REMOVED = re.compile(r"remove_columns=\[([^\]]*)\]")
 _TOKENS = {"input_ids", "attention_mask", "labels", "train", "test", "validation", "token_type_ids", "text_field",

@@ -127,8 +127,9 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
             continue
         yield Word(known, value, name, f"{name}={shown(value)}")
     flags = record["arguments"]
-    if record["dtype"] == "bfloat16" and not (flags.get("bf16") or flags.get("fp16")):
-        yield Word("bf16", True, "model", "dtype=bfloat16")  # its products are in bf16 without autocast, too
+    short = {"bfloat16": "bf16", "float16": "fp16"}.get(record["dtype"])
+    if short and not (flags.get("bf16") or flags.get("fp16")):
+        yield Word(short, True, "model", f"dtype={record['dtype']}")  # its products are in it without autocast, too
     yield Word("dtype", record["dtype"], "model", f"dtype={record['dtype']}")
     yield from _of_adapter(record)
     for name, known in QUANTIZED.items():

@@ -215,6 +215,9 @@ class HandOver:
         quantized = getattr(base.config, "quantization_config", None)
         if quantized is not None:
             facts["quantised"] = quantized if isinstance(quantized, dict) else quantized.to_dict()
+        if adapter and (others := sorted({str(_kind(one)) for one in adapter.values()} - {"LORA"})):
+            self._refuse("adapter", f"is of PEFT's kind {', '.join(others)}; LoRA and DoRA are trained here")
+            return facts
         self._look_at_parameters(model, bool(adapter))
         if adapter and not adapter.keys() <= {"default", "ref"}:
             self._refuse("adapter", f"the model has the adapters {', '.join(adapter)}", "use one, called default")
@@ -382,6 +385,10 @@ def _steps(trainer: Any, loader: Any, processes: int) -> int:
         return counted(*given)[-1]
     in_epoch = max(len(share) // args.gradient_accumulation_steps, 1)
     return math.ceil(args.num_train_epochs * in_epoch)
+
+
+def _kind(config: Any) -> str:
+    return getattr(config.peft_type, "value", config.peft_type)
 
 
 def _adapted(base: Any, targets: Any) -> list[str]:
