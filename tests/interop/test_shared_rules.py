@@ -129,3 +129,10 @@ def test_other_slices_of_a_split_are_refused(text: str) -> None:
 def test_whole_splits_select_nothing() -> None:
     assert parse_split("train") == parse_split("train[0%:100%]") == ("train", {})
     assert parse_split("train[:7]") == ("train", {"max_samples": 7})
+
+
+@pytest.mark.parametrize(("word", "micro"), [("--auto_find_batch_size", "auto"), ("", 8)])
+def test_a_batch_that_is_found_keeps_the_examples_of_a_step(word, micro):
+    command = f"trl sft --model_name_or_path m --dataset_name d --gradient_accumulation_steps 2 {word}"
+    batch = translate_command(shlex.split(command), Options()).config["batch"]
+    assert (batch["size"], batch["micro"]) == (16, micro)

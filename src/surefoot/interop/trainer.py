@@ -269,6 +269,8 @@ def set_rest(draft: Draft) -> None:
 
 def set_size(draft: Draft) -> None:
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
+    if draft["auto_find_batch_size"]:
+        draft.set("batch.micro", "auto", "auto_find_batch_size", why="a step keeps its examples")
 
 
 def set_checkpointing(draft: Draft) -> None:

@@ -113,7 +113,7 @@ ROWS: tuple[Row, ...] = (
     *all_listed("evaluation accumulates sums, not predictions", eval_accumulation_steps=None, batch_eval_metrics=False),
     *all_listed("evaluation accumulates sums, not predictions", eval_do_concat_batches=True, include_for_metrics=None),
     *all_listed("evaluation accumulates sums, not predictions", prediction_loss_only=False),
-    refused("auto_find_batch_size", False, "a smaller batch changes training", "batch.micro: auto finds what fits"),
+    joint("auto_find_batch_size", False, ("batch.micro",), "auto; a step keeps its examples", back=never),
     joint("num_train_epochs", 3.0, ("duration",), "max_steps takes precedence", back=length("duration", "epochs")),
     joint("max_steps", -1, ("duration",), "above 0 it overrides num_train_epochs", back=length("duration", "steps")),
     carried("learning_rate", 5e-5, "optim.lr"),

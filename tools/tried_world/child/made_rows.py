@@ -137,7 +137,12 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         ("train", "train_prefs", "train_sft", "test_prefs", "test_sft", "train_gen", "test_gen", "test"),
     ),
     (
-        r"trl-lib/capybara|smoltalk|no_robots|everyday-conversations|deita|openhermes.*messages|tulu",
+        r"trl-lib/capybara|smoltalk|everyday-conversations|openhermes.*messages|tulu|llm-human-friendly",
+        {"messages": turns, "source": text, "num_turns": number},
+        ("train", "test"),
+    ),
+    (
+        r"no_robots|deita",
         {"messages": turns, "prompt": question, "prompt_id": text, "category": text, "source": text},
         ("train", "test", "train_sft", "test_sft"),
     ),
