@@ -67,7 +67,10 @@ def test_twin_without_our_quotes_text_turns_into_a_number(monkeypatch: pytest.Mo
 
 def test_the_saved_config_shows_every_default() -> None:
     text = dump_config(config_with("x"))
-    assert "model: {path: a/b, revision: null, weights: own, dropout: null, trained: null, router_aux_loss_coef: auto}" in text
+    assert (
+        "model: {path: a/b, revision: null, weights: own, dropout: null, trained: null, router_aux_loss_coef: auto}"
+        in text
+    )
     assert "  lr: 0.0002\n" in text
     assert "duration: 3 epochs\n" in text
     assert "adapter: null\n" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ import transformers
 import yaml
 
 from helpers.faults import gives, refused_settings, setting
+from helpers.model_layouts import LLAMA31_8B, model_facts
 from surefoot.config.schema import RunConfig
 from surefoot.interop.backward import Ours
 from surefoot.interop.export import export, targets
 from surefoot.interop.launch import Options, no_files
 from surefoot.interop.registry import file_tool, translate_command, translate_file
 from surefoot.models.wrapped import freeze_others
+from surefoot.planning.notes import Notes
+from surefoot.planning.trained import with_layers
 from surefoot.system.errors import InputError
 
 ONE_WAY = {  # what a config with nothing but the required words becomes
@@ -347,7 +351,6 @@ REFUSED = [  # of several settings the last one is refused
     "template: phi2",
     "template: glm4",
     "stage: grpo",
-    "finetuning_type: freeze\nmodel_name_or_path: hub/other\nfreeze_trainable_layers: 2",  # of how many?
     "finetuning_type: freeze\nfreeze_trainable_layers: 0",
     "finetuning_type: freeze\nuse_llama_pro: true\nfreeze_trainable_layers: 5",
     "finetuning_type: freeze\nuse_llama_pro: true\nfreeze_trainable_layers: -4",
@@ -464,6 +467,34 @@ def test_what_freeze_trains_is_llama_factorys(family, layers, modules, extra, pr
     away = export(targets()["llamafactory"], config, {"model.trained"}, Ours(config))  # the number of layers is unknown
     first = layers == 0 or r".*\.(0|" in trained[0]
     assert [fate.outcome for fate in away.fates if fate.key == "model.trained"] == ["carried" if first else "different"]
+
+
+@pytest.mark.parametrize(("family", "layers", "modules", "extra", "pro"), FROZEN)
+def test_layers_counted_from_the_last_are_resolved_by_the_plan(tmp_path, family, layers, modules, extra, pro):
+    """Where the translation cannot read the model's config.json: the same patterns, and the same settings back."""
+    with torch.device("meta"):
+        model = FAMILIES[family]()
+    words = {
+        "finetuning_type": "freeze", "freeze_trainable_layers": layers, "freeze_trainable_modules": ",".join(modules),
+        "freeze_extra_modules": extra, "use_llama_pro": pro, "lora_target": None,
+    }  # fmt: skip
+
+    def translated(read):
+        found = translate_file("l.json", json.dumps(REQUIRED | words), [], Options(read=read))
+        return RunConfig.model_validate(dict(found.config))
+
+    known = translated(lambda path: model.config.to_json_string() if path == "hub/base/config.json" else "{}")
+    unknown = translated(lambda path: "{}")
+    notes = Notes()
+    facts = replace(model_facts(tmp_path, LLAMA31_8B), layers=model.config.num_hidden_layers)
+    assert with_layers(unknown, facts, notes).model.trained == known.model.trained
+    assert not notes.faults
+    if layers > 0:
+        assert unknown.model.trained != known.model.trained  # twin
+        more = with_layers(unknown, replace(facts, layers=model.config.num_hidden_layers + layers), notes)
+        assert more.model.trained != known.model.trained
+    written = export(targets()["llamafactory"], unknown, {"model.trained"}, Ours(unknown))
+    assert [fate.outcome for fate in written.fates if fate.key == "model.trained"] == ["carried"]
 
 
 def test_everything_wrong_is_told_at_once_with_what_was_meant():

@@ -50,7 +50,8 @@ class ModelConfig(Section):
     0 in the others, which compare log-probabilities or scores. The published config.json keeps its values."""
     trained: Annotated[list[Text] | None, Field(min_length=1, examples=[["lm_head"]])] = None
     """Full fine-tuning of a part: regular expressions, one of which must match a module's whole name in transformers,
-    such as model\\.layers\\.31\\..* or lm_head, for its weights to train. The others stay frozen. null: all train."""
+    such as model\\.layers\\.31\\..* or lm_head, for its weights to train. (last 2) in one stands for the numbers of the
+    last two layers, (last of 4 parts) for those at the end of each quarter. The others stay frozen. null: all train."""
     router_aux_loss_coef: Annotated[Literal["auto", "own"] | NonNegative, Field(examples=[0.001])] = "auto"
     """Mixture-of-experts models: weight of the load-balancing loss over all tokens of a step. auto: as in config.json,
     0 unless output_router_logits is true. own: as in config.json, in any case. Logged separately as aux_loss. If a step

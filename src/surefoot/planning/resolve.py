@@ -57,7 +57,7 @@ from surefoot.planning.precision import check_packed_base, plan_precision, plan_
 from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, reference_bytes
 from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer, tokenizer_of
-from surefoot.planning.trained import check_trained, only_trained
+from surefoot.planning.trained import check_trained, only_trained, with_layers
 from surefoot.planning.vision import adaptable, check_adapted, check_pictures, plan_vision, with_trained_vision
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
@@ -91,6 +91,7 @@ def resolve(
         notes.refuse(problem.key, problem.what, problem.fix)
     seen = measurements or Measurements()
     model = as_trained(model, config)
+    config = with_layers(config, model, notes)
     tokens = plan_tokenizer(config, model, tokenizer, notes)
     tokenizer = tokenizer_of(config, tokenizer)
     if config.adapter is not None:

@@ -14,6 +14,25 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.plan import TokenizerPlan
 
 _KEY = "model.trained"
+_LAST = re.compile(r"\(last (of )?(\d+)( parts)?\)")
+
+
+def with_layers(config: RunConfig, model: ModelFacts, notes: Notes) -> RunConfig:
+    """Return the config with numbers of layers in place of `(last N)`, the last N, and of `(last of N parts)`, the last
+    of each of N equal parts, in its patterns of modules that train."""
+
+    def numbers(found: re.Match[str]) -> str:
+        wanted, layers = int(found[2]), range(model.layers)
+        if bool(found[1]) != bool(found[3]) or not wanted or (found[1] and model.layers % wanted):
+            notes.refuse(_KEY, f"{found[0]} selects no layers of {model.layers}", "such as (last 2), (last of 4 parts)")
+            return found[0]
+        step = model.layers // wanted if found[1] else 1
+        return f"({'|'.join(map(str, layers[step - 1 :: step] if found[1] else layers[-wanted:]))})"
+
+    if config.model.trained is None:
+        return config
+    trained = [_LAST.sub(numbers, pattern) for pattern in config.model.trained]
+    return config.model_copy(update={"model": config.model.model_copy(update={"trained": trained})})
 
 
 def trains(name: str, patterns: Sequence[str]) -> bool:

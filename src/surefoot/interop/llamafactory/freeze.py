@@ -19,7 +19,8 @@ from surefoot.system.errors import InputError
 SETTINGS = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "use_llama_pro")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer")
 _ALL = r"(\..*)?"  # what follows a layer's number if all of it trains
-_OF_LAYERS = re.compile(r"\.\*\\\.\((\d+(?:\|\d+)*)\)(?:\\\.(.+)\.\*|\(\\\.\.\*\)\?)")
+_NUMBERS = r"\d+(?:\|\d+)*|last \d+|last of \d+ parts"
+_OF_LAYERS = re.compile(rf"\.\*\\\.\(({_NUMBERS})\)(?:\\\.(.+)\.\*|\(\\\.\.\*\)\?)")
 _EXTRA = re.compile(r"\.\*(.+)\.\*")
 
 
@@ -38,25 +39,27 @@ def set_trained(draft: Draft) -> None:
         draft.refuse("freeze_trainable_layers", "no layer trains, and no extra module", "give a number other than 0")
 
 
-def patterns(layers: Sequence[int], modules: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Return the patterns of the modules that train. A module that is not there is one without a match, as there."""
-    numbers = "|".join(map(str, layers))
+def patterns(numbers: str, modules: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Return the patterns of the modules that train. A module that is not there is one without a match, as there.
+
+    numbers: layers that train, "30|31" or counted from the end as in `surefoot.planning.trained`; empty for none.
+    """
     inside = [_ALL] if "all" in modules else [rf"\.{re.escape(module)}.*" for module in modules]
-    return [*(rf".*\.({numbers}){one}" for one in inside if layers), *(f".*{re.escape(module)}.*" for module in extra)]
+    return [*(rf".*\.({numbers}){one}" for one in inside if numbers), *(f".*{re.escape(module)}.*" for module in extra)]
 
 
-def _numbers(draft: Draft) -> Sequence[int]:
-    """Return the layers that train. Raises ValueError with a setting, what is wrong with it, and what to do."""
+def _numbers(draft: Draft) -> str:
+    """Return the layers that train, as in `patterns`. Raises ValueError with a setting, what is wrong with it, and what
+    to do."""
     name, wanted, spread = "freeze_trainable_layers", draft["freeze_trainable_layers"], draft["use_llama_pro"]
     if spread and wanted < 1:
         raise ValueError(name, f"expected a number from 1 with use_llama_pro, got {wanted}", "")
     count = _count(draft.options, draft["model_name_or_path"]) if wanted > 0 else 0
     if count is None:
-        what = "counts layers from the last, and the model's config.json, which has their number, cannot be read here"
-        raise ValueError(name, what, "download the model first, or give a negative number: the first layers")
+        return f"last of {wanted} parts" if spread else f"last {wanted}"
     if spread and count % wanted:
         raise ValueError(name, f"use_llama_pro needs a divisor of the model's {count} layers, got {wanted}", "")
-    return _layers(wanted, spread, count)
+    return "|".join(map(str, _layers(wanted, spread, count)))
 
 
 def _layers(wanted: int, spread: bool, count: int) -> Sequence[int]:
@@ -80,15 +83,19 @@ def _read(ours: Ours) -> tuple[int, bool, list[str], list[str]] | None:
     """Return the layers' number, use_llama_pro, modules and extra modules that say model.trained; None for others."""
     trained = ours["model.trained"] or []
     inside = [found for one in trained if (found := _OF_LAYERS.fullmatch(one))]
-    layers = [int(number) for number in inside[0][1].split("|")] if inside else []
+    numbers = inside[0][1] if inside else ""
     modules = [_plain(found[2]) if found[2] else "all" for found in inside]
     extra = [_plain(found[1]) for one in trained if not _OF_LAYERS.fullmatch(one) and (found := _EXTRA.fullmatch(one))]
-    number = -len(layers) if layers[:1] == [0] else len(layers)
-    spread = number > 1 and layers[1] - layers[0] > 1
-    count = _count(ours.options, ours["model.path"]) if number > 0 else 0
-    if not trained or count is None or (spread and count % number) or list(_layers(number, spread, count)) != layers:
-        return None
-    return (number, spread, modules, extra) if patterns(layers, modules, extra) == trained else None
+    if numbers.startswith("last"):
+        number, spread = int(re.sub(r"\D", "", numbers)), " of " in numbers
+    else:
+        layers = [int(number) for number in numbers.split("|") if number]
+        number = -len(layers) if layers[:1] == [0] else len(layers)
+        spread = number > 1 and layers[1] - layers[0] > 1
+        count = _count(ours.options, ours["model.path"]) if number > 0 else 0
+        if count is None or (spread and count % number) or list(_layers(number, spread, count)) != layers:
+            return None
+    return (number, spread, modules, extra) if trained and patterns(numbers, modules, extra) == trained else None
 
 
 def _plain(escaped: str) -> str:

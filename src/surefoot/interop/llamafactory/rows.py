@@ -210,7 +210,7 @@ FINETUNING = (
     refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support"),
     joint("create_new_adapter", False, (), "refused with adapter_name_or_path; export merges an adapter"),
     joint("freeze_trainable_layers", 2, ("model.trained",),
-          "finetuning_type: freeze; the model's config.json has the number of layers", back=freeze.number),
+          "finetuning_type: freeze; without config.json the plan counts from the last", back=freeze.number),
     joint("freeze_trainable_modules", "all", ("model.trained",), "finetuning_type: freeze", type=names,
           back=freeze.modules),
     joint("freeze_extra_modules", None, ("model.trained",), "finetuning_type: freeze", type=names, back=freeze.extra),
