@@ -80,6 +80,7 @@ CASES = {
         },
         {"adapter": None, "vision": {"projector": "trained"}},
     ),
+    "LoRA in the tower": ({"freeze_vision_tower": False}, {"vision": {"tower": "adapter"}}),
     "with LoRA the projector's word changes nothing there": ({"freeze_multi_modal_projector": False}, {}),
     "the required words alone": ({}, {}),
     "lora_sft.yaml of its examples": (
@@ -358,7 +359,8 @@ REFUSED = [  # of several settings the last one is refused
     "finetuning_type: freeze\nuse_dora: true",
     "finetuning_type: lora\nuse_llama_pro: true",
     "finetuning_type: oft",
-    "freeze_vision_tower: false",
+    "template: qwen3_vl\nfreeze_vision_tower: false",
+    "freeze_multi_modal_projector: false\nfreeze_vision_tower: false",
     "freeze_language_model: true",
     "use_badam: true",
     "use_galore: true",

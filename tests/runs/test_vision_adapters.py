@@ -97,6 +97,30 @@ def test_they_are_pefts_on_the_same_targets(tmp_path, name):
     assert rows["vision tower"].trained > 0 == {row.kind: row for row in coverage(facts, twin)}["vision tower"].trained
 
 
+# LLaMA-Factory's names of the projector, and of what LoRA leaves out besides (ff6d4d12, model_utils/visual.py).
+KEPT = {"qwen2_5_vl": ["visual.merger", "patch_embed"], "llava": ["multi_modal_projector"]}
+KEPT["gemma3"] = KEPT["llava"]
+
+
+@pytest.mark.parametrize("name", representatives(list(KEPT), "qwen2_5_vl"))
+def test_all_linear_layers_with_the_tower_are_llamafactorys(tmp_path, name):
+    """Its find_all_linear_modules and patch_target_modules, with freeze_vision_tower: false and lora_target: all."""
+    base = made(name, tmp_path / "base")
+    model = AutoModelForImageTextToText.from_pretrained(base)
+    kinds = {own: type(module).__name__ for own, module in model.named_modules()}
+    linear = [
+        one for one in kinds if "Linear" in kinds[one] and not any(key in one for key in ("lm_head", *KEPT[name]))
+    ]
+    endings = {one.rpartition(".")[2] for one in linear}
+    expected = {
+        one for one in kinds if any(ending in one for ending in endings) and not any(key in one for key in KEPT[name])
+    }
+    _, plan = planned(base, "all-linear", **TOWER)
+    assert set(plan.targets.value) == expected
+    _, twin = planned(base, "all-linear")
+    assert set(twin.targets.value) < expected
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_they_are_saved_merged_and_resumed(tmp_path, name):
     base = made(name, tmp_path / "base")

@@ -184,7 +184,7 @@ FINETUNING = (
     listed("asft_alpha", 0.1, "belongs to use_asft_loss"),
     joint("use_eaft_loss", False, ("sft.loss",), OF_TOKENS, back=true_if("sft.loss", "eaft")),
     joint("eaft_alpha", 1.0, ("sft.alpha",)),
-    joint("freeze_vision_tower", True, ("vision.tower",), "only with finetuning_type: full",
+    joint("freeze_vision_tower", True, ("vision.tower",), "all of it, or with LoRA an adapter",
           back=equals("vision.tower", "frozen")),
     joint("freeze_multi_modal_projector", True, ("vision.projector",), "only with finetuning_type: full",
           back=equals("vision.projector", "frozen")),

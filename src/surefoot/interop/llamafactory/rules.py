@@ -119,11 +119,13 @@ def set_vision(draft: Draft) -> None:
             draft.set(f"vision.{part}", "trained", name)
         elif draft["finetuning_type"] == "freeze":
             draft.refuse(name, "surefoot trains all of it beside parts of a language model, or none", "leave it out")
-        elif part == "tower":
-            fix = "leave it out, or set vision.tower: trained in surefoot's config"
-            draft.refuse(name, "LLaMA-Factory adds LoRA to the tower; surefoot trains the whole tower", fix)
+        elif part == "projector":
+            draft.drop("has no effect with LoRA in LLaMA-Factory, unless the tower has it as well", name)
+        elif str(draft["template"]).startswith("qwen3") or not draft["freeze_multi_modal_projector"]:
+            what = "with it LLaMA-Factory adds LoRA to linear layers of the projector, too, but not to all"
+            draft.refuse(name, what, "leave it out, or name the modules in surefoot's adapter.targets")
         else:
-            draft.drop("has no effect with LoRA in LLaMA-Factory", name)
+            draft.set("vision.tower", "adapter", name)
     if draft.given("image_max_pixels") or (str(draft["template"]).startswith("qwen") and draft["template"] in PICTURED):
         draft.set("data.max_pixels", draft["image_max_pixels"], "image_max_pixels", why=SCALED)
 
