@@ -339,7 +339,7 @@ def test_the_adapters_own_kernels_would_pass_the_rounding_by(plan):
         ({"adapter": None}, {"active": 2}, "precision.qat"),
         ({"adapter": LORA | {"kind": "dora"}}, {}, "precision.qat"),
         ({"adapter": LORA | {"modules_to_save": ["up_proj"]}}, {}, "adapter.modules_to_save"),
-        ({"adapter": None, "parallel": {"engine": "fsdp2"}}, {}, "precision.qat"),
+        ({"adapter": None, "parallel": {"engine": "deepspeed"}}, {}, "precision.qat"),
     ],
 )
 def test_what_was_not_tried_is_refused(plan, request_, facts, where):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 
 from helpers.faults import lines_giving, raises_fault
+from helpers.tiers import representatives
 from helpers.trained_runs import heron_folder, heron_train, heron_trained
 from surefoot.commands.doctor import numbers
 from surefoot.commands.main import main
@@ -25,6 +27,7 @@ DATA = {"max_length": 128, "eval": 3}
 PLAIN = {"adapter": "plain", "loss": "plain", "last_block": "plain", "pointwise": "plain"}
 # Kernels and packed rows of surefoot's own, in fp32.
 OWN_KERNELS = 1e-5
+OTHER_SUMS = 3e-5  # of gradients over ranks; a last bit may decide to which number a weight is rounded
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +218,23 @@ def losses(run):
 def evaluated(run, step):
     rows = map(json.loads, (run / "trainer_log.jsonl").read_text().splitlines())
     return next(row["eval_loss"] for row in rows if "eval_loss" in row and row["current_steps"] == step)
+
+
+@pytest.mark.parametrize(
+    ("to", "adapter"), representatives(product(["int4", "nvfp4", "mxfp4"], ["full", "lora"]), ("nvfp4", "full"))
+)
+def test_shards_are_rounded_as_whole_weights_are(folder, to, adapter):
+    """Two ranks with FSDP2 beside DDP, unrounded in the first of two steps."""
+    found = {}
+    data = {"train": str(folder / "train.json"), **DATA, "packing": "off"}
+    changes = {"adapter": {"kind": "lora", "rank": 4} if adapter == "lora" else None, "data": data, "kernels": PLAIN}
+    for engine in ("ddp", "fsdp2"):
+        name, ranks = f"{engine}-{to}-{adapter}", {"nproc": 2, "engine": engine}
+        own = sections(folder, {"qat": to, "qat_after": 1}, **changes, duration="2 steps", parallel=ranks)
+        heron_trained(folder, name, **own)
+        found[engine] = losses(folder / name)
+        assert record(folder / name)["agrees"]
+    assert found["fsdp2"] == pytest.approx(found["ddp"], rel=OTHER_SUMS)
 
 
 def test_what_was_converted_is_told(run):

@@ -76,6 +76,7 @@ class BlockFloatLinear(nn.Linear):
 
     form: nvfp4 | mxfp4.
     enabled: whether it rounds.
+    stored: whether the weight is in 4 bits.
 
     Shapes: input [..., inputs] -> [..., outputs], with `inputs` a multiple of the block.
     """
@@ -83,18 +84,18 @@ class BlockFloatLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, form: str) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        self.form, self.enabled = form, True
+        self.form, self.enabled, self.stored = form, True, is_stored(linear)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight
         if self.enabled:
             input = _StraightThrough.apply(input, self.form)
-            weight = weight.dequantize() if is_stored(self) else _StraightThrough.apply(weight, self.form)
+            weight = weight.dequantize() if self.stored else _StraightThrough.apply(weight, self.form)
         return functional.linear(input, weight, self.bias)
 
 
 def is_stored(linear: nn.Linear) -> bool:
-    """Whether the layer's weight is one of torchao's tensors, which hold numbers of few bits."""
+    """Whether the layer's weight, which is not sharded, is one of torchao's tensors of few bits."""
     return type(linear.weight.data) is not torch.Tensor
 
 
@@ -119,7 +120,7 @@ def store(linear: BlockFloatLinear) -> None:
         same |= {"elem_dtype": config.weight_dtype, "scaling_mode": config.scaling_mode, "is_swizzled_scales": True}
         inputs = mx_tensor.QuantizeTensorToMXKwargs(**same)
         stored = mx_tensor.MXTensor.to_mx(weight, act_quant_kwargs=inputs, **same)
-    linear.weight = nn.Parameter(stored, requires_grad=False)
+    linear.weight, linear.stored = nn.Parameter(stored, requires_grad=False), True
 
 
 def stored_config(form: str) -> Any:

@@ -122,7 +122,7 @@ def save_converted(model: PreTrainedModel, to: str, group: int | None, folder: P
 def rounds(module: nn.Module) -> bool:
     """Whether the module has fake-quantized weights. Works without torchao."""
     if isinstance(module, BlockFloatLinear):
-        return not is_stored(module)
+        return not module.stored
     return isinstance(module, nn.Linear) and getattr(module, _ROUNDS, None) is not None
 
 

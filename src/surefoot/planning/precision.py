@@ -74,9 +74,8 @@ def plan_qat(
     elif request.qat == "nvfp4" and (odd := [one for one in linears if one.linear and one.linear[1] % _ROWS]):
         outputs = odd[0].linear[1] if odd[0].linear else 0
         notes.refuse("precision.qat", f"{odd[0].name} has {outputs} outputs, not a multiple of {_ROWS}", leave)
-    if engine in ("fsdp2", "deepspeed"):
-        what = f"{engine} shards weights, which was not tested with it"
-        notes.refuse("precision.qat", what, "use ddp or one process")
+    if engine == "deepspeed":
+        notes.refuse("precision.qat", "it was not tested with deepspeed", "use fsdp2, ddp or one process")
     if adapter and adapter.kind.value != "lora":
         what = f"{adapter.kind.value} uses norms of the unrounded weights"
         notes.refuse("precision.qat", what, "use adapter.kind: lora, or all weights")

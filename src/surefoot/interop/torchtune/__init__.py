@@ -57,7 +57,7 @@ def claims_file(path: str, text: str) -> bool:
     return {"tokenizer", "checkpointer"} <= keys and bool(keys & {"model", "policy_model"})
 
 
-_SHARED = {"engine": "fsdp2"}  # sharding of its distributed recipes; precision.qat only works with ddp
+_SHARED = {"engine": "fsdp2"}  # sharding of its distributed recipes
 
 
 def claims_command(command: Command) -> bool:
@@ -97,8 +97,8 @@ def from_command(command: Command, options: Options) -> Translation:
         fix = f"copy it first: tune cp {path} my.yaml"
         raise command_error(path, f"is a config inside torchtune, and there is no {inside} here", fix) from None
     words = _words(text, inside, pairs)
-    shared: dict[str, Any] = {} if recipe.startswith("qat_") else dict(_SHARED)
-    if shared and any(word.name == "fsdp_cpu_offload" and word.value for word in words):
+    shared: dict[str, Any] = dict(_SHARED)
+    if any(word.name == "fsdp_cpu_offload" and word.value for word in words):
         shared["offload"] = "all"
     found = in_processes(_translate(words, options, launched.processes), replace(launched, engine=shared))
     return replace(found, environment={**launched.environment, **found.environment})
