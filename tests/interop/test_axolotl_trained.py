@@ -33,6 +33,10 @@ SEEING = {"base_model": "Qwen/Qwen2.5-VL-7B-Instruct", "processor_type": "AutoPr
 def test_pictures_of_the_qwen_families() -> None:
     whole = axolotl(**CHAT, **SEEING).config
     assert (whole["vision"], whole["data"]["template"]) == ({"tower": "trained", "projector": "trained"}, "tokenizer")
+    assert "encoding" not in whole["data"]  # which is refused with pictures
+    assert axolotl(**CHAT, **OWN).config["data"]["encoding"] == "whole"  # twin: texts
+    llama = SEEING | {"base_model": "alpindale/Llama-3.2-11B-Vision-Instruct", "chat_template": "llama3_2_vision"}
+    assert axolotl(**CHAT, **llama).config["data"]["template"] == "tokenizer"
     frozen = {"tower": "frozen", "projector": "frozen"}
     assert axolotl(**CHAT, **SEEING, freeze_mm_modules=True).config["vision"] == frozen
     assert refused(**CHAT, chat_template="qwen2_vl") == {"datasets"}  # a text model
@@ -62,6 +66,7 @@ MODELS = {
     "OpenGVLab/InternVL3_5-8B-HF": ("InternVL", lambda: _seeing("InternVL")),
     "zai-org/GLM-4.6V-Flash": ("Glm46V", lambda: _seeing("Glm46V")),
     "PaddlePaddle/PaddleOCR-VL-1.6": ("PaddleOCRVL", lambda: _seeing("PaddleOCRVL")),
+    "alpindale/Llama-3.2-11B-Vision-Instruct": ("Mllama", lambda: _seeing("Mllama")),
     "mistral-community/pixtral-12b": ("Llava", lambda: _llava("PixtralVisionConfig", "MistralConfig")),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("Mistral3", lambda: _seeing("Mistral3")),
 }
@@ -82,7 +87,7 @@ def test_modules_of_a_tower_are_transformers(base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "base", ["meta-llama/Llama-3.2-11B-Vision", "google/gemma-3n-E2B-it", "google/gemma-4-12B-it", "my-model"]
+    "base", ["meta-llama/Llama-3.2-3B", "google/gemma-3n-E2B-it", "google/gemma-4-12B-it", "my-model"]
 )
 def test_families_that_are_not_seen_with_are_refused(base: str) -> None:
     assert refused(**CHAT, base_model=base, processor_type="AutoProcessor") == {"processor_type"}

@@ -26,7 +26,7 @@ from surefoot.system.messages import nearest_word
 _OF_A_FAMILY: Mapping[str, str] = {
     "qwen3": "qwen3|plano-", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
     "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
-    "cohere": "command-r", "deepseek_v2": "deepseek-v2",
+    "llama3_2_vision": "llama-3.2-.*vision", "cohere": "command-r", "deepseek_v2": "deepseek-v2",
 }  # fmt: skip
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
@@ -160,7 +160,8 @@ class Sources:
             self.uses_turns = True
             self._turns(number, given, source)
             self._conversations(self._chat_template(number, given))
-            self.draft.set("data.encoding", "whole", why="Axolotl tokenizes a rendered conversation in one piece")
+            if self.draft["processor_type"] is None:  # a text with pictures is not encoded as a whole
+                self.draft.set("data.encoding", "whole", why="Axolotl tokenizes a rendered conversation in one piece")
         elif kind == "completion" or self.name == PRETRAINING:
             source["format"] = "text"
             if (field := given.get("field" if kind == "completion" else "text_column", "text")) != "text":

@@ -140,6 +140,14 @@ _INTERNVL = "embeddings.patch_embeddings.projection " + " ".join(
     for name in ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.projection_layer",
                  "mlp.fc1", "mlp.fc2")
 )  # fmt: skip
+_MLLAMA = (
+    "patch_embedding gated_positional_embedding.tile_embedding "
+    "pre_tile_positional_embedding.embedding post_tile_positional_embedding.embedding "
+) + " ".join(
+    f"{part}transformer.layers.0.{name}"
+    for part in ("", "global_")
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2")
+)
 # Pattern of the names of a family's models -> the modules of its tower and projector that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen2-vl": _named("visual", f"{_OLDER} blocks.0.mlp.fc1 blocks.0.mlp.fc2"),
@@ -152,6 +160,7 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     r"internvl3(_5)?-.*-hf": _named("vision_tower", _INTERNVL, _JOINED),
     r"glm-4\.[156]v": _named("visual", _GLM),
     "paddleocr-vl": _named("visual.vision_model", _SIGLIP, "projector.linear_1 projector.linear_2"),
+    r"llama-3\.2-\d+b-vision": _named("vision_model", _MLLAMA, "multi_modal_projector"),
     "smolvlm": _named("vision_model", _SIGLIP, "connector.modality_projection.proj"),
     "pixtral": _named("vision_tower", _PIXTRAL, _JOINED),
     r"mistral-small-(3\.[12]|4)|magistral-small-2509|ministral-3-|mistral-medium-3\.5": _named(
