@@ -9,6 +9,7 @@ environment wrote:
 
 The recipes themselves train, on a CPU. Put in place of theirs are the sizes of the model, and the encoder below the
 tokenizer of Llama 3: the model's own, so that texts have the same tokens; what torchtune writes around them is its own.
+Qwen's tokenizer is torchtune's, with the model's vocabulary.
 LoRA's A is a function of layer and module, because torchtune draws it otherwise.
 
 Per config: ids and labels of every example in the order of the file and the learning rate of every step. Where one pass
@@ -21,16 +22,19 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchtune.models.llama3 as llama3
+import torchtune.models.qwen2 as qwen2
+import torchtune.models.qwen2_5 as qwen2_5
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torchtune import config as component
 from torchtune.models.llama3 import _tokenizer as llama3_tokens
+from torchtune.models.qwen2_5 import _tokenizer as qwen2_5_tokens
 
 from equality.fixed_adapter import a_values
 
@@ -54,7 +58,7 @@ class Encoder:
 
 
 def shrink(model: Path) -> None:
-    """Let the builders and the tokenizer of Llama 3 be those of a tiny model."""
+    """Let torchtune's builders and tokenizers of a family be those of a tiny model."""
     sizes = json.loads((model / "config.json").read_text())
     given = {
         "vocab_size": sizes["vocab_size"],
@@ -67,18 +71,36 @@ def shrink(model: Path) -> None:
         "norm_eps": sizes["rms_norm_eps"],
         "rope_base": int(sizes["rope_parameters"]["rope_theta"]),
     }
+    if model.name == "qwen2":
+        tied = given | {"tie_word_embeddings": sizes["tie_word_embeddings"]}
+        qwen2_5.qwen2_5_0_5b = lambda: qwen2.qwen2(**tied)
+        qwen2_5.lora_qwen2_5_0_5b = lambda lora_attn_modules, **more: qwen2.lora_qwen2(
+            list(lora_attn_modules), **tied, **more
+        )
+        ids = known(model, qwen2_5_tokens.QWEN2_5_SPECIAL_TOKENS)
+        pairs = json.loads((model / "tokenizer.json").read_text())["model"]
+        (model / "vocab.json").write_text(json.dumps(pairs["vocab"]))
+        (model / "merges.txt").write_text("\n".join(map(" ".join, pairs["merges"])))
+        qwen2_5.qwen2_5_tokenizer = lambda path, merges_file, max_seq_len=None: qwen2_5_tokens.Qwen2_5Tokenizer(
+            path, merges_file, ids, max_seq_len
+        )
+        return
     llama3.llama3_8b = lambda: llama3.llama3(**given)
-    llama3.lora_llama3_8b = lambda lora_attn_modules, **lora: llama3.lora_llama3(
-        list(lora_attn_modules), **given, **lora
+    llama3.lora_llama3_8b = lambda lora_attn_modules, **more: llama3.lora_llama3(
+        list(lora_attn_modules), **given, **more
     )
-    tokens = Tokenizer.from_file(str(model / "tokenizer.json"))
-    unused = iter(range(10**6, 2 * 10**6))  # of tokens that no text here has
-    ids = {name: tokens.token_to_id(name) for name in llama3_tokens.SPECIAL_TOKENS}
-    ids = {name: next(unused) if number is None else number for name, number in ids.items()}
+    ids = known(model, llama3_tokens.SPECIAL_TOKENS)
     ids["<|finetune_right_pad_id|>"] = 0  # a token of the model: padding is read, and carries no loss
     llama3.llama3_tokenizer = lambda path, max_seq_len=None: llama3_tokens.Llama3Tokenizer(path, ids, max_seq_len)
     os.environ["TOKENIZER"] = str(model / "tokenizer.json")
     llama3_tokens.TikTokenBaseTokenizer = Encoder
+
+
+def known(model: Path, names: Iterable[str]) -> dict[str, int]:
+    """Ids of special tokens; those that the model lacks, and no text here has, get ids behind all others."""
+    tokens = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = {name: tokens.token_to_id(name) for name in names}
+    return {name: 10**6 + place if ids[name] is None else ids[name] for place, name in enumerate(ids)}
 
 
 def recipe_of(words: Any, recipes: Path) -> Any:
@@ -102,7 +124,7 @@ def working_in(folder: str) -> Iterator[None]:
 
 
 def reference(path: Path, models: Path, recipes: Path) -> dict[str, Any]:
-    model = models / "llama3"
+    model = models / ("qwen2" if path.stem.startswith("qwen") else "llama3")
     shrink(model)
     text = path.read_text().replace("MODEL", str(model))
     words = OmegaConf.create(text)

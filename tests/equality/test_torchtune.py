@@ -28,33 +28,36 @@ CONFIGS = sorted(path.stem for path in (HERE / "torchtune").glob("*.yaml"))
 HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
+def model_of(name: str, folder: Path) -> Path:
+    if name.startswith("qwen2"):
+        return torchtune_models.qwen2(folder)
+    return torchtune_models.build(folder, base=name.startswith("text"))
+
+
 def translated(name: str, folder: Path) -> dict[str, Any]:
-    base = name.startswith("text")
-    model = folder / ("base" if base else "llama3")
-    if not model.is_dir():
-        torchtune_models.build(folder, base=base)
+    model = model_of(name, folder)
     text = (HERE / "torchtune" / f"{name}.yaml").read_text().replace("MODEL", str(model))
     text = re.sub(r"data_files: (.*)", lambda found: f"data_files: {HERE / found[1]}", text)
     options = Options(read=lambda path: Path(path).read_text())
     found = translate_file("t.yaml", text, [f"output_dir={folder / 'runs' / name}"], options)
     config = json.loads(json.dumps(found.config))
     if "adapter" in config:
-        config["adapter"]["initial"] = str(initial(config["adapter"], folder))
+        config["adapter"]["initial"] = str(initial(config["adapter"], model))
     return config
 
 
-def initial(adapter: dict[str, Any], folder: Path) -> Path:
+def initial(adapter: dict[str, Any], model: Path) -> Path:
     """The adapter with which the recipe begins too: fixed values in A, B zero."""
-    place = folder / f"adapter-{adapter['rank']}"
+    place = model.with_name(f"{model.name}-adapter")
     if place.is_dir():
         return place
     shape = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "target_modules": adapter["targets"]}
     LoraConfig(**shape, task_type="CAUSAL_LM").save_pretrained(place)
-    weights = load_file(folder / "llama3" / "model.safetensors")
+    weights = load_file(model / "model.safetensors")
     found = {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight").rpartition(".")[2]
-        if module in adapter["targets"]:
+        if module in adapter["targets"] and name.endswith(".weight"):
             rows, columns = weight.shape
             before = f"base_model.model.{name.removesuffix('.weight')}"
             found[f"{before}.lora_A.weight"] = a_values(int(name.split(".")[2]), module, shape["r"], columns)

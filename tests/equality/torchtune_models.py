@@ -1,4 +1,4 @@
-"""The tiny Llama 3 that torchtune's recipes and surefoot train side by side."""
+"""The tiny models that torchtune's recipes and surefoot train side by side."""
 
 import sys
 from pathlib import Path
@@ -12,5 +12,10 @@ def build(folder: Path, *, base: bool = False) -> Path:
     return zoo.llama3(folder / ("base" if base else "llama3"), version="3.0", chat_template=not base)
 
 
+def qwen2(folder: Path) -> Path:
+    return zoo.qwen2(folder / "qwen2")
+
+
 if __name__ == "__main__":
     build(Path(sys.argv[1]))
+    qwen2(Path(sys.argv[1]))

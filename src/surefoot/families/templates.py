@@ -7,6 +7,7 @@ to a Jinja chat template for other programs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from surefoot.families.other_templates import AXOLOTL, LLAMAFACTORY
 from surefoot.families.template_row import LLAMA31, MISTRAL, Dialogue, Prompt, Row, in_turn
@@ -213,11 +214,14 @@ ROWS: tuple[Row, ...] = (
 )
 
 _BY_NAME = {row.name: row for row in ROWS}
-# torchtune's alpaca_dataset: Alpaca's text, which its tokenizer writes into a turn of the model's.
-TORCHTUNE = tuple(
-    in_turn(f"torchtune-alpaca-{name}", f"torchtune's alpaca_dataset in turns of {name}", alpaca, turns)
-    for name in ("llama3", "llama2", "mistral", "phi3", "chatml")
-    if isinstance(alpaca := _BY_NAME["alpaca"], Prompt) and isinstance(turns := _BY_NAME[name], Dialogue)
+# torchtune's tokenizers of Qwen end a conversation with the token, and its alpaca_dataset is Alpaca's text in a turn.
+TORCHTUNE: tuple[Row, ...] = (
+    replace(_chatml("torchtune-chatml", "torchtune's ChatML: nothing behind the last answer"), after="", between="\n"),
+    *(
+        in_turn(f"torchtune-alpaca-{name}", f"torchtune's alpaca_dataset in turns of {name}", alpaca, turns)
+        for name in ("llama3", "llama2", "mistral", "phi3", "chatml")
+        if isinstance(alpaca := _BY_NAME["alpaca"], Prompt) and isinstance(turns := _BY_NAME[name], Dialogue)
+    ),
 )
 _OF_TOOLS = (*LLAMAFACTORY, *AXOLOTL, *TORCHTUNE)
 NAMES: tuple[str, ...] = (OWN, *(row.name for row in ROWS))

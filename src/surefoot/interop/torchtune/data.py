@@ -39,10 +39,12 @@ _BARE = "torchtune concatenates the texts between BOS and EOS"
 # Model family -> (closest template to what torchtune's tokenizer writes around messages, the difference). Gemma's
 # tokenizer writes nothing; the template of Llama 2 and Mistral can be turned off.
 _LEARNS_HEADER = "in torchtune the header before an answer also carries loss; surefoot omits a masked EOS"
+_LEARNS_BREAK = "in torchtune the header before an answer and the line break between turns also carry loss"
 _OWN_PIXELS = (
     "tiles are resized by the model's own processor, in torchtune by torchvision; and tokens before the first picture "
     "read it, as in transformers"
 )
+_WHERE_PROMPTS_DO_NOT = (_LEARNS_HEADER, _LEARNS_BREAK)  # carry loss: else nothing differs
 _CONVERTED = {
     "llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
     "code_llama2": ("llama2", "in torchtune the blank after [/INST] belongs to the prompt"),
@@ -50,7 +52,7 @@ _CONVERTED = {
     "phi3": ("phi3", _LEARNS_HEADER),
     **dict.fromkeys(("llama3", "llama3_1", "llama3_2", "llama3_3"), ("llama3", _LEARNS_HEADER)),
     FAMILY: ("llama3", f"{_LEARNS_HEADER}; {_OWN_PIXELS}"),
-    **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("chatml", _LEARNS_HEADER)),
+    **dict.fromkeys(("qwen2", "qwen2_5", "qwen3"), ("torchtune-chatml", _LEARNS_BREAK)),
 }
 
 
@@ -185,8 +187,9 @@ def _set_turns(draft: Draft, *, alpaca: bool, whole: bool) -> None:
         draft.set("bos.prepend", "on", why=_BARE)
     elif (found := _CONVERTED.get(_family(draft))) is not None:
         name, why = found
-        name = f"torchtune-alpaca-{name}" if alpaca else name
-        draft.set("data.template", name, "dataset._component_", why="" if whole and why == _LEARNS_HEADER else why)
+        name = f"torchtune-alpaca-{name.removeprefix('torchtune-')}" if alpaca else name
+        told = "" if whole and why in _WHERE_PROMPTS_DO_NOT else why
+        draft.set("data.template", name, "dataset._component_", why=told)
     elif alpaca:
         draft.set("data.template", "alpaca", "dataset._component_", why=_WHY_WRAPPED)
     else:
