@@ -142,12 +142,24 @@ def test_twin_a_judgement_turned_round_is_found(build, tmp_path):
         {"loss_type": "ipo", "beta": 0.3},
         {"loss_type": ["hinge", "sft"], "loss_weights": [1.0, 0.5]},
         {"label_smoothing": 0.2},
+        {"loss_type": "apo_zero"},
+        {"loss_type": "exo_pair", "label_smoothing": 0.1},
         {"precompute_ref_log_probs": True},
         {"max_length": 24, "truncation_mode": "keep_end"},
     ],
 )
 def test_losses_and_their_parameters_are_taken(build, tmp_path, arguments):
     proven(*handed(build("dpo", arguments=arguments), tmp_path / "taken"))
+
+
+@pytest.mark.usefixtures("context")
+def test_weights_of_tokens_are_taken(build, tmp_path):
+    taken, over = handed(build("sft", arguments={"loss_type": "dft"}), tmp_path / "taken")
+    assert translated(taken).config["sft"] == {"loss": "dft"}
+    proven(taken, over)
+    del taken.record["arguments"]["loss_type"]  # twin
+    with raises_code("SF-TAKE-OVER"):
+        proven(taken, over)
 
 
 @pytest.mark.usefixtures("context")
