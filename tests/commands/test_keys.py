@@ -103,9 +103,11 @@ def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     assert result.stdout == "optim.lr=\n"
 
 
-def test_one_key() -> None:
-    result = CliRunner().invoke(main, ["explain", "optim.lr"])
-    assert (result.exit_code, result.stdout, result.stderr) == (0, explain_key("optim.lr") + "\n", "")
+@pytest.mark.parametrize("key", ["optim.lr", "sft.loss"])
+def test_one_key(key: str) -> None:
+    """Also one that begins like an error's code."""
+    result = CliRunner().invoke(main, ["explain", key])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, explain_key(key) + "\n", "")
 
 
 def test_all_keys() -> None:

@@ -269,7 +269,7 @@ def set_rest(draft: Draft) -> None:
 
 def set_size(draft: Draft) -> None:
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
-    if draft["auto_find_batch_size"]:
+    if "auto_find_batch_size" in draft.rows and draft["auto_find_batch_size"]:  # DeepSpeed-Chat has none
         draft.set("batch.micro", "auto", "auto_find_batch_size", why="a step keeps its examples")
 
 
