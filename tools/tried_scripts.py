@@ -42,6 +42,18 @@ _SAME = re.compile(r"on (\d+) rows: loss (\S+) and (\S+), gradient norm (\S+) an
 _PROMPTS = re.compile(r"the first (\d+) prompts have the tokens")
 _TAKEN = re.compile(r"taken over from (\w+)")
 _RANKS = ("trained", "refused", "slow", "other", "itself", "outside")
+_HEAD = """\
+# Public training scripts, taken over
+
+`surefoot run -- python SCRIPT` ([take-over](../take-over.md)) on scripts, notebooks up to `train()`, and code blocks of
+pages, as `tools/tried_scripts.py` wrote it down. Each sees a tiny random model of the family that it names, some two
+dozen rows with the columns of its data set, two steps of at most two rows, and a CPU: quantization, bf16 and
+FlashAttention are left out. Losses and gradient norms are those of the comparison before step 1, in fp32.
+
+**trained**: to the end. **refused**: by surefoot, whose line is the reason. **itself**: the script ended before
+`train()`, its last line is the reason; most often its libraries are of another version, or it needs what the small
+world has not. **outside**: not run, since it trains no language model of texts or needs a GPU by its library. Where two
+environments were tried, the better fate counts.""".splitlines()
 _TRIES = 3  # a parser may name what it requires only one by one
 
 
@@ -194,6 +206,7 @@ class World:
             "TRIED_WORLD_SAID": str(place / "replaced.txt"),
             "TRIED_WORLD_SCRIPT": str(place / "script.py"),
             "MPLBACKEND": "agg",
+            "WANDB_MODE": "disabled",
         }
         python = place / "bin" / "python"
         python.parent.mkdir()
@@ -244,8 +257,13 @@ def best(tried: list[Tried], others: list[Tried]) -> list[Tried]:
 
 
 def table(tried: list[Tried], folders: list[Path]) -> list[str]:
-    """Return one table for each folder, with the commit in its file .commit."""
-    lines: list[str] = []
+    """Return a page with a table for each folder, which is OWNER+NAME and has its commit in the file .commit."""
+    counts = Counter(one.fate for one in tried)
+    lines = [
+        *_HEAD,
+        "",
+        f"{len(tried)} scripts: " + ", ".join(f"{counts[fate]} {fate}" for fate in FATES if counts[fate]),
+    ]
     for folder in folders:
         commit = (folder / ".commit").read_text().strip()[:7] if (folder / ".commit").is_file() else ""
         own = [one for one in tried if one.name.startswith(f"{folder.as_posix()}/")]
@@ -267,7 +285,7 @@ def table(tried: list[Tried], folders: list[Path]) -> list[str]:
                 reason,
             )
             lines.append(f"| {' | '.join(cells)} |")
-    return lines[1:]
+    return lines
 
 
 def line(one: Tried) -> str:

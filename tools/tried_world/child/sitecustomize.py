@@ -140,7 +140,7 @@ def in_datasets(module: Any) -> None:
 
 
 def _loaded(original: Any, *arguments: Any, **named: Any) -> Any:
-    for name in _ON_GPU:
+    for name in (*_ON_GPU, *(one for one in named if one.startswith(("bnb_4bit", "llm_int8")))):
         if named.pop(name, None) is not None:
             say(f"from_pretrained({name}) left out")
     attention = named.get("attn_implementation")
@@ -310,7 +310,9 @@ def _absent(module: str, name: str) -> Any:
         from transformers import TrainerCallback
 
         return type(name, (TrainerCallback,), {"__module__": module, "__init__": lambda *_, **__: None})
-    return MagicMock(name=f"{module}.{name}")
+    mock = MagicMock(name=f"{module}.{name}")
+    mock.get.return_value = mock.get_secret.return_value = "x"
+    return mock
 
 
 builtins.input = getpass.getpass = lambda *_: "x"
