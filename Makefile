@@ -96,11 +96,13 @@ harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this inst
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'
 	$(BIN)/pytest tests/evaluate/harness/test_harness.py
 
-# Without dependencies: the environment's torch, transformers and peft are what is compared with.
+# Without dependencies: the environment's torch, transformers and peft are what is compared with. dill, with which
+# datasets hashes tables, takes modules below a folder of this name for installed ones.
+TRL := build/trl/site-packages
 takeover: $(SETUP)  ## TRL's trainers, taken over: installs TRL 1.16 and datasets into build/trl first (100 MB)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/trl \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRL) \
 		trl==1.16.0 datasets multiprocess dill xxhash aiohttp pandas
-	PYTHONPATH=build/trl $(BIN)/pytest tests/interop/takeover
+	PYTHONPATH=$(TRL) $(BIN)/pytest tests/interop/takeover
 
 conformance: $(SETUP)  ## model families x full, LoRA, DoRA against transformers and PEFT, as one table
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m conformance.table

@@ -13,16 +13,20 @@ from helpers.architectures import LLAMA, TINY, build, window_of
 from helpers.faults import raises_fault
 from helpers.model_layouts import model_facts, run_config
 from helpers.wrappers import WRAPPERS
+from surefoot.config.schema import AttentionConfig
 from surefoot.data.batching.batch import IGNORE, Example, collate
 from surefoot.families import model_facts as of_config
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models import forward, verify
+from surefoot.models.attention import observe_kernels
 from surefoot.models.facts import facts_of, module_tree
 from surefoot.models.forward import hidden_states, output_head
 from surefoot.models.verify import verify_head
 from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.attention import plan_attention
 from surefoot.planning.notes import Notes
 from surefoot.system.errors import EnvironmentFault
+from surefoot.system.hardware import preset
 
 CPU = torch.device("cpu")
 # The same fp32 sums in another order: 6e-8 per operation, over a few hundred operations in these tiny models.
@@ -179,6 +183,29 @@ def test_what_layers_do_along_a_row(tmp_path, kind):
     found = facts(tmp_path, SIZES | {"num_hidden_layers": 2} | keys | {"model_type": kind})
     assert (found.attends, found.recurrent) == expected
     assert found.without_sdpa == "" if found.attends else found.without_sdpa
+
+
+@pytest.mark.parametrize(
+    ("keys", "odd", "kernel"),
+    [
+        ({"multi_query": True, "new_decoder_architecture": False}, "keys", "math"),  # Falcon 7B
+        ({"num_kv_heads": 2, "new_decoder_architecture": True}, "", "flash"),  # 40B
+    ],
+)
+def test_the_kernel_that_takes_one_head_of_keys_is_the_planned_one(tmp_path, keys, odd, kernel):
+    """torch's own choice for these heads is what the plan expects, so that no run is stopped by it."""
+    config = FALCON | {"alibi": False, "model_type": "falcon"} | keys
+    found = facts(tmp_path, config)
+    model = build(config, device="cpu").eval()
+    tokens = torch.arange(1, 25).reshape(1, -1)
+    assert found.odd_heads == odd
+    notes = Notes()
+    plan = plan_attention(
+        AttentionConfig(), hardware=preset("cpu"), compute="fp32", head_dim=found.head_dim,
+        dropout=0.0, trials=(), notes=notes, odd_heads=found.odd_heads,
+    )  # fmt: skip
+    assert plan.expected.value == kernel
+    assert observe_kernels(lambda: model(tokens)) == {kernel}
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="with timm it opens")

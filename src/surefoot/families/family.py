@@ -15,6 +15,10 @@ from typing import Any, Literal
 Dimension = Literal["hidden", "query", "key_value", "head", "intermediate", "embedding"]
 
 
+# values: narrower than those of keys. keys: all heads of queries share one, of which there are no copies.
+OddHeads = Literal["", "values", "keys"]
+
+
 @dataclass(frozen=True)
 class Key:
     """A condition: config.json's `name` has the value `on`. `Structure.defaults` has the value of a missing key."""

@@ -15,7 +15,7 @@ from typing import Any
 from surefoot.families import find
 from surefoot.families.bos_zero import read_bos_scale
 from surefoot.families.config_keys import ConfigKeys, Stored
-from surefoot.families.family import Dimension, Family, Linear, Norm, Structure
+from surefoot.families.family import Dimension, Family, Linear, Norm, OddHeads, Structure
 from surefoot.families.files import read_json
 from surefoot.families.logits import read_logit_change
 from surefoot.families.stored_forms import stored_form
@@ -87,8 +87,8 @@ class Shown:
     wrapper_parameters: number of parameters outside the language model (vision tower, projector), which stay frozen
         unless `vision` trains them.
     both_ways: whether the tokens of an image attend to each other in both directions.
-    vision: (name, shape) of the parameters of vision tower and projector.
-    vision_linears: their linear layers.
+    odd_heads: what is unlike in its heads, which some SDPA kernels do not take; "" for nothing.
+    vision: (name, shape) of the parameters of vision tower and projector. vision_linears: their linear layers.
     patches: patches of the vision tower for each image token.
     cross_layers: names of the decoder layers that read pictures by cross-attention.
     spare_rows: embedding rows that the output head lacks: tokens that are read and never predicted.
@@ -99,7 +99,7 @@ class Shown:
     active: int = 0
     attends: bool = True
     recurrent: bool = False
-    uneven_heads: bool = False
+    odd_heads: OddHeads = ""
     wrapper_parameters: int = 0
     both_ways: bool = False
     vision: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.families import find
+from surefoot.families.family import OddHeads
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact, ModuleTree, read_model_facts
 from surefoot.families.pictures import part_of
 from surefoot.models.folder import read_config
@@ -134,7 +135,7 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         dropouts=tuple(dropouts),
         active=max((int(getattr(module, "top_k", 0)) for module in names if is_router(module)), default=0),
         attends=attends,
-        uneven_heads=latent is not None and latent != getattr(config, "v_head_dim", latent),
+        odd_heads=_odd_heads(config, latent),
         recurrent=not attends or _is_recurrent(model),
         text_type=config.model_type,
         wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
@@ -208,6 +209,14 @@ def _latent_width(config: PreTrainedConfig) -> int | None:
     """Return the query/key head size of latent attention, whose value head size may differ (`v_head_dim`)."""
     width = getattr(config, "qk_head_dim", None)
     return width if isinstance(width, int) else None
+
+
+def _odd_heads(config: PreTrainedConfig, latent: int | None) -> OddHeads:
+    if latent is not None and latent != getattr(config, "v_head_dim", latent):
+        return "values"
+    # Falcon 7B; the larger ones expand their keys, and so do transformers' other models with one head of keys.
+    shared = getattr(config, "multi_query", False) and getattr(config, "new_decoder_architecture", None) is False
+    return "keys" if shared else ""
 
 
 def _is_recurrent(model: PreTrainedModel) -> bool:

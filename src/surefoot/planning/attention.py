@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from surefoot.config.schema import AttentionConfig
+from surefoot.families.family import OddHeads
 from surefoot.planning.deterministic import kernel_of
 from surefoot.planning.measurements import AttentionTrial, times_of
 from surefoot.planning.notes import Notes
@@ -51,7 +52,7 @@ def obstacle(
     head_dim: int,
     dropout: float,
     masked: str = "",
-    uneven_heads: bool = False,
+    odd_heads: OddHeads = "",
 ) -> str:
     """Return why this kernel cannot run, as the end of a sentence that begins with its name; empty if it can.
 
@@ -59,8 +60,10 @@ def obstacle(
     """
     if kernel == "math":
         return ""
-    if uneven_heads and kernel != "mem_efficient":
+    if odd_heads == "values" and kernel != "mem_efficient":
         return "takes heads of one width, and those of the values are narrower here"
+    if odd_heads == "keys":
+        return "takes a head of keys for each head of queries, and here all share one"
     if hardware.kind != "cuda":
         if kernel != "flash" or hardware.kind == "mps":
             return "exists only on NVIDIA GPUs"
@@ -112,7 +115,7 @@ def plan_attention(
     masked: str = "",
     without_sdpa: str = "",
     attends: bool = True,
-    uneven_heads: bool = False,
+    odd_heads: OddHeads = "",
     pictures: bool = False,
     uniform: bool = False,
 ) -> AttentionPlan:
@@ -132,7 +135,7 @@ def plan_attention(
         plan = _eager_only(without_sdpa, request.implementation == "sdpa" or bool(_switches(request)), notes)
         return replace(plan, expected=Choice(NONE, without_sdpa, "family"))
     obstacles: dict[SdpaKernel, str] = {
-        kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked, uneven_heads) for kernel in ORDER
+        kernel: obstacle(kernel, hardware, compute, head_dim, dropout, masked, odd_heads) for kernel in ORDER
     }
     switches = _switches(request)
     if request.implementation in ("eager", "flash_attention_2"):

@@ -131,7 +131,7 @@ def resolve(
         masked=mask_reason(model.window, longest, both_ways),
         without_sdpa=model.without_sdpa,
         attends=model.attends,
-        uneven_heads=model.uneven_heads,
+        odd_heads=model.odd_heads,
         pictures=bool(lengths and lengths.pictures),
         uniform=bool(lengths and lengths.uniform and not config.draws),  # answers that it draws have many lengths
     )

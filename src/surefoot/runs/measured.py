@@ -171,7 +171,7 @@ def _attention_forms(
     usable = [
         kernel
         for kernel in ORDER
-        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked, model.uneven_heads)
+        if not obstacle(kernel, hardware, dtype, model.head_dim, model.attention_dropout, masked, model.odd_heads)
     ]
     switches = {kernel: getattr(request, kernel) for kernel in ORDER}
     if any(switch != "auto" for switch in switches.values()):
