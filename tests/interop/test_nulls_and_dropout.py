@@ -54,7 +54,7 @@ def test_null_means_what_the_tool_makes_of_it(tool, name, key, value):
     assert found == value
 
 
-@pytest.mark.parametrize(("tool", "name"), [("axolotl", "shuffle_merged_datasets")])
+@pytest.mark.parametrize(("tool", "name"), [("axolotl", "learning_rate")])
 def test_a_null_that_cannot_be_given_is_refused(tool, name):
     with pytest.raises(InputError) as caught:
         with_null(tool, name)

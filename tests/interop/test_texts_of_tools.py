@@ -187,7 +187,7 @@ def tune(model, **more):
         ("llama2", {"prompt_template": None}, "raw"),
         ("llama2", {}, "llama2"),
         ("llama3_1", {}, "llama3"),
-        ("qwen2_5", {}, "chatml"),
+        ("qwen2_5", {}, "torchtune-chatml"),
     ],
 )
 def test_torchtunes_instructions_are_laid_out_as_its_tokenizers_do(model, tokenizer, template):

@@ -89,7 +89,7 @@ def explain(key: str | None) -> None:
     """Explain one config key (optim.lr) or the code of an error (SF-DATA-ROW); list all keys, or all codes (SF)."""
     from surefoot.config.explain import explain_all, explain_key
 
-    if key and (key.upper() == "SF" or key.upper().startswith("SF-")):
+    if key and key.upper().partition("-")[0] == "SF":
         echo(explain_code(key.upper()))
     else:
         echo(explain_key(key) if key else explain_all())

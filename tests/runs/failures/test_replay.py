@@ -365,17 +365,28 @@ def test_what_cannot_be_kept_never_hides_the_error_of_the_run(folder, monkeypatc
     assert lines_giving(result.output, BAD_STEP, "'hidden'")
 
 
+def spoiled_loss(monkeypatch) -> list[int]:
+    """Let the loss be NaN while the returned list has an item."""
+    plain, on = examples.token_loss, []
+
+    def made(*given):
+        objective = plain(*given)
+
+        def loss(model, batch):
+            found = objective(model, batch)
+            return dataclasses.replace(found, loss=found.loss * float("nan")) if on else found
+
+        return loss
+
+    monkeypatch.setattr(examples, "token_loss", made)
+    return on
+
+
 @pytest.mark.parametrize("adapter", representatives([DROPOUT, None], DROPOUT))
 def test_weights_that_were_too_large_to_keep_come_from_the_last_checkpoint(folder, monkeypatch, adapter):
     """A loss that is NaN at step 6 alone: step 5 and, from the base model, the steps 1 to 5 are taken again."""
     name = f"large-{adapter is None}"
-    plain, on = examples.sft_loss, []
-
-    def loss(model, batch):
-        found = plain(model, batch)
-        return dataclasses.replace(found, loss=found.loss * float("nan")) if on else found
-
-    monkeypatch.setattr(examples, "sft_loss", loss)
+    on = spoiled_loss(monkeypatch)
     monkeypatch.setattr(failures_module, "LARGEST", 0)
     before_step(monkeypatch, 6, lambda engine: on.append(1))
     result = train(folder, name, adapter=adapter)
@@ -442,16 +453,7 @@ def test_other_data_are_refused_and_a_moved_folder_is_not(folder, kept, tmp_path
 
 
 def test_a_run_keeps_few_folders_the_first_and_the_newest(folder, monkeypatch):
-    plain, bad = examples.sft_loss, []
-    monkeypatch.setattr(
-        examples,
-        "sft_loss",
-        lambda model, batch: (
-            dataclasses.replace(found, loss=found.loss * float("nan"))
-            if (found := plain(model, batch)) and bad
-            else found
-        ),
-    )
+    bad = spoiled_loss(monkeypatch)
     monkeypatch.setattr(failures_module, "MOST", 2)
     real = loop_module.train_step
 
