@@ -165,6 +165,7 @@ class World:
         place.mkdir(parents=True)
         (place / "script.py").write_text(script.text)
         script.write_files(place, tried.arguments)
+        script.link_files(place)
         python = self._python(place, script)
         starts = [str(python)] if not script.launched else [str(python.with_name("torchrun")), "--nproc_per_node=1"]
         command = [sys.executable, "-m", "surefoot", "run", "--", *starts, "script.py", *tried.arguments]

@@ -18,6 +18,7 @@ from surefoot.data.checks import copies_in, item_fingerprints
 from surefoot.data.tokenize import dataset as dataset_module
 from surefoot.data.tokenize.dataset import (
     CONTROL_TEXT,
+    GIVEN,
     GOOD,
     PROMPT_CUT,
     PROMPT_LOST,
@@ -140,6 +141,14 @@ def test_pad_that_a_text_contains_is_refused(encoder, ids):
     data = dataset((numbers("bos 5 eot", ids), ".##"), (numbers("bos 0 7 eot", ids), "..##"))
     assert fault_of(data, encoder, ids, pad_id=0) == ("SF-LABEL-PAD", "d.json:20", True)
     assert audited(data, encoder, ids, pad_id=4).pad == "row 4"
+
+
+def test_records_of_ids_may_contain_pad(encoder, ids):
+    """They are trained as they are; padding is masked by position."""
+    rows = ((numbers("bos 5 eot", ids), ".##"), (numbers("bos 7 0", ids), "..#"))
+    audited(dataset(*rows, flags=(0, GIVEN)), encoder, ids, pad_id=0)
+    text = dataset(*rows, flags=(GIVEN, 0))
+    assert fault_of(text, encoder, ids, pad_id=0) == ("SF-LABEL-PAD", "d.json:20", True)
 
 
 def test_words_behind_a_stop_are_learned_only_where_the_template_says_so(encoder, ids):

@@ -23,6 +23,7 @@ from helpers.zoo_modern import MODERN
 
 Build = Callable[[Path], Any]
 _LONG = 2048  # positions: scripts pad to lengths of real models
+_ROWS = 640  # of the embedding: more than the tokenizer has, for tokens that scripts add
 _API = re.compile(r"/api/models/(.+?)(?:/(revision|tree|paths-info)/([^/]+)(?:/.*)?)?")
 _FILE = re.compile(r"/(.+?)/resolve/[^/]+/(.+)")
 
@@ -77,12 +78,21 @@ def _bloom(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | ids))
 
 
+def _llama(folder: Path, **roles: str) -> None:
+    """A Llama that pads on the right, as published. roles: of its tokenizer's tokens."""
+    zoo.llama2(folder, vocab_size=_ROWS)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "right"} | roles))
+
+
 def _pythia(folder: Path) -> None:
     _modern("gpt_neox", lambda place: zoo_tokenizers.gpt_neox(place, None), folder, max_position_embeddings=_LONG)
 
 
 def _gemma(folder: Path) -> None:
-    _modern("gemma", lambda place: zoo_tokenizers.gemma(place, zoo_templates.GEMMA2, image=False), folder)
+    _modern(
+        "gemma", lambda place: zoo_tokenizers.gemma(place, zoo_templates.GEMMA2, image=False), folder, vocab_size=_ROWS
+    )
 
 
 _BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -97,7 +107,7 @@ FAMILIES: tuple[tuple[str, Build], ...] = (
     (r"qwen3[.-]5|qwen3\.5", MODERN["qwen3_5_text"]),
     (r"qwen-?3|qwen/qwen3", zoo.qwen3),
     (r"qwen.*moe|qwen1.5-moe", MODERN["qwen2_moe"]),
-    (r"deepseek-r1-distill-llama|llama-?3|llama3|hermes-3|minicpm", zoo.llama3),
+    (r"deepseek-r1-distill-llama|llama-?3|llama3|hermes-3", zoo.llama3),
     (r"qwen|deepseek-r1|yi-coder|opencoder", zoo.qwen2),
     (r"smollm3", MODERN["smollm3"]),
     (r"mixtral", MODERN["mixtral"]),
@@ -129,10 +139,13 @@ FAMILIES: tuple[tuple[str, Build], ...] = (
     (r"lfm", MODERN["lfm2"]),
     (r"hunyuan", MODERN["hunyuan_v1_dense"]),
     (r"exaone", MODERN["exaone4"]),
-    (r"smollm|llama|vicuna|alpaca|baichuan|yi-|yuan|atom|internlm|deepseek|codellama|tiny|wizard|orca|index|solar",
-     zoo.llama2),
+    (r"yuan|index|baichuan|yi-|internlm|minicpm|deepseek|tinyllama|atom", partial(_llama, pad_token="<unk>")),
+    (r"smollm|llama|vicuna|alpaca|codellama|tiny|wizard|orca|solar",
+     _llama),
 )  # fmt: skip
-"""Pattern of the id (lower case) and how its stand-in is written."""
+"""Pattern of the id (lower case) and how its stand-in is written; a Llama stands for any other."""
+_BASE = re.compile(r"smollm2?-\d+(\.\d+)?[mb]$|llama-3\.2-\db$")
+"""Ids (lower case) of base models that are published without a chat template."""
 
 
 class Hub:
@@ -143,20 +156,27 @@ class Hub:
 
     def folder(self, name: str) -> Path | None:
         """Return the model's folder, built when it is asked for first; None for a model that has no stand-in."""
-        build = next((build for pattern, build in FAMILIES if re.search(pattern, name.lower())), None)
+        build = next((build for pattern, build in FAMILIES if re.search(pattern, name.lower())), _llama)
         folder = self.root / name.replace("/", "--")
         with self._lock:
-            if build is not None and not folder.exists():
+            if not folder.exists():
                 partial_ = folder.with_name("partial")
                 partial_.mkdir(parents=True, exist_ok=True)
                 build(partial_)
+                if _BASE.search(name.lower()):
+                    (partial_ / "chat_template.jinja").unlink(missing_ok=True)
                 _as_published(partial_)
                 partial_.rename(folder)
         return folder if folder.exists() and any(folder.iterdir()) else None
 
 
 def _as_published(folder: Path) -> None:
-    """Write chat template, dtype and rotary positions as published models have them, which transformers 4 reads too."""
+    """Write chat template, dtype, merges and rotary positions as published models have them, which transformers 4 reads
+    too."""
+    tokens = folder / "tokenizer.json"
+    if tokens.is_file() and (merges := (found := json.loads(tokens.read_text()))["model"].get("merges")):
+        found["model"]["merges"] = [" ".join(pair) for pair in merges]
+        tokens.write_text(json.dumps(found, ensure_ascii=False))
     template, path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if template.is_file():
         path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template.read_text()}))
@@ -205,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = sorted(path for path in folder.iterdir())
         if what in (None, "revision"):
             names = [{"rfilename": path.name} for path in files]
-            self._json({"id": name, "sha": _commit(name), "siblings": names, "private": False, "tags": []})
+            self._json({"id": name, "sha": _commit(folder), "siblings": names, "private": False, "tags": []})
             return
         rows = [
             {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)} for path in files
@@ -220,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not (folder / path).is_file():
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"})
             return
-        headers = {"ETag": f'"{_digest(folder / path)}"', "X-Repo-Commit": _commit(name)}
+        headers = {"ETag": f'"{_digest(folder / path)}"', "X-Repo-Commit": _commit(folder)}
         self._answer(200, (folder / path).read_bytes(), headers)
 
     def _json(self, value: object) -> None:
@@ -242,8 +262,8 @@ def _digest(path: Path) -> str:
     return hashlib.sha1(path.read_bytes()).hexdigest()
 
 
-def _commit(name: str) -> str:
-    return hashlib.sha1(name.encode()).hexdigest()
+def _commit(folder: Path) -> str:
+    return hashlib.sha1("".join(map(_digest, sorted(folder.iterdir()))).encode()).hexdigest()
 
 
 class _Server(ThreadingHTTPServer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ _TRAINER, _TRAIN = re.compile(r"\b\w*Trainer\("), re.compile(r"\.train\(")
 _BLOCK = re.compile(r"^([ \t]*)```(?:python|py)\b[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _MAGIC = re.compile(r"^([ \t]*)([!%?][^\n]*?)(?:\\\n[^\n]*?)*$", re.MULTILINE)
 _LITERAL = re.compile(r"""(["'])((?:/|[A-Za-z]:/|\./|\.\./|~/|[\w-]+/[\w.-]+/)[^"'\n]{2,}?)\1""")
+_SIZE = re.compile(r"-\d+(\.\d+)?b\b")
 _FILE = re.compile(r"""["']([^"'\n{}]+\.(?:jsonl?|csv|txt|parquet))["']""")
 _OTHER_MACHINE = re.compile(
     r"^/(root|content|kaggle|home|mnt|data|workspace|path|opt|scratch|gemini|tmp|sagemaker|dbfs)/"
@@ -26,6 +28,7 @@ _OTHER_MACHINE = re.compile(
 _GPU: tuple[tuple[str, str], ...] = (
     (r"""(["'])cuda(:\d+)?\1""", '"cpu"'),
     (r"\.cuda\(\)", ""),
+    (r"\b(bnb|bitsandbytes)\.nn\.(Linear4bit|Linear8bitLt)\b", '__import__("torch").nn.Linear'),
     (r"(?<=_token_id = )\d{4,}\b", "tokenizer.convert_tokens_to_ids(tokenizer.eos_token)"),
 )
 _OUTSIDE = (
@@ -51,6 +54,8 @@ REQUIRED = {
     "template_name": "qwen",
 }  # fmt: skip
 """Values of arguments that a script requires and its page does not give."""
+_LLAMA = "meta-llama/Llama-2-7b-hf"  # in place of the model there, for scripts that count on its tokens
+_DATA_NAMES = ("dataset_name", "data_path", "train_file", "dataset_path", "train_file_dir", "dataset")
 _ROWS = ("data_path", "train_file", "dataset_path", "eval_data_path")
 
 
@@ -85,6 +90,15 @@ class Script:
             if not name.startswith(("http", "/", "~")) and ".." not in name and "*" not in name and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(_written(path.suffix, rows))
+
+    def link_files(self, place: Path) -> None:
+        """Link what stands beside the script and above it in its repository, whose folder has the file .commit."""
+        for folder in self.imports:
+            for one in folder.iterdir():
+                if one.suffix not in (".py", ".ipynb") and not (place / one.name).exists():
+                    (place / one.name).symlink_to(one)
+            if (folder / ".commit").is_file():
+                break
 
 
 def _written(suffix: str, rows: list[dict[str, object]]) -> str:
@@ -140,8 +154,12 @@ def _here(literal: re.Match[str]) -> str:
 def _local(path: str) -> str:
     """Return what stands for a path: an id on the hub for a model's folder, else a path below this folder."""
     last = path.rstrip("/").rpartition("/")[2]
-    written = Path(last).suffix in _DATA or re.search(r"out|result|ckpt|checkpoint|save|lora|log|data", path.lower())
-    if not written and any(re.search(pattern, last.lower()) for pattern, _ in FAMILIES):
+    if "path/to/" in path and not re.search(r"out|data", path):  # "/path/to/llama-7B/hf"
+        last = path.strip("./").replace("/", "-")
+    written = Path(last).suffix in _DATA or re.search(r"out|result|ckpt|checkpoint|save|lora|log", path.lower())
+    below = re.search(r"/models?/[^/]+/?$", path.lower())
+    known = "data" not in path.lower() and any(re.search(pattern, last.lower()) for pattern, _ in FAMILIES)
+    if not written and (below or known or _SIZE.search(last.lower())):
         return f"local/{last}"
     path = re.sub(r"^[A-Za-z]:", "", path)
     return f".{path}" if _OTHER_MACHINE.match(path) else path.replace("../", "./").replace("~/", "./")
@@ -166,26 +184,42 @@ def blocks(text: str) -> Iterator[tuple[int, str]]:
     codes = [_MAGIC.sub(r"\1pass  # \2", re.sub(r"^(>>>|\.\.\.) ?", "", code, flags=re.MULTILINE)) for code in codes]
     for place, code in enumerate(codes):
         if _TRAIN.search(code) and (_TRAINER.search(code) or any(map(_TRAINER.search, codes[:place]))):
-            whole = re.search(r"^(from|import) ", code, re.MULTILINE) and _TRAINER.search(code)
-            yield (
-                place + 1,
-                code
-                if whole and re.search(r"load_dataset|from_list|from_dict", code)
-                else "\n\n".join(codes[: place + 1]),
-            )
+            yield place + 1, code if _whole(code) else "\n\n".join(codes[: place + 1])
+
+
+def _whole(code: str) -> bool:
+    """Return whether a block imports what it uses."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return False
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    imports = [one for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names]
+    bound = {node.id for node in names if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    bound |= {(one.asname or one.name).partition(".")[0] for one in imports}
+    bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    bound |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return bool(imports) and {node.id for node in names} <= bound
 
 
 def arguments_of(path: Path, text: str) -> list[str]:
     """Return the arguments of the command that the script or a page beside it quotes, and of what it requires."""
     quoted: list[str] = []
-    beside = (one for folder in path.parents[:2] for kind in ("*.md", "*.sh") for one in sorted(folder.glob(kind)))
+    beside = (
+        one
+        for folder in path.parents[:2]
+        for kind in ("*.md", "*.sh", "scripts/*.sh")
+        for one in sorted(folder.glob(kind))
+    )
     for page in (path, *beside):
         source = _PLACEHOLDER.sub(_UNKNOWN, text if page == path else page.read_text(errors="replace"))
         for words in commands(source):
             place = next((n for n, word in enumerate(words) if word.endswith(path.name)), None)
             if place is not None and not quoted:
                 quoted = [_beside(path, word) for word in words[place + 1 :] if word not in ("\\", "&")]
-    return [*_filled(quoted), *(word for name in _declared(text) for word in _missing(name, quoted))]
+    words = [*_filled(quoted), *(word for name in _declared(text) for word in _missing(name, quoted))]
+    llama = re.search(r"llama|vicuna", text, re.IGNORECASE) and not re.search(r"qwen", text, re.IGNORECASE)
+    return [_LLAMA if llama and word == REQUIRED["model_name"] else word for word in words]
 
 
 def _filled(words: Sequence[str]) -> list[str]:
@@ -213,7 +247,8 @@ def _declared(text: str) -> list[str]:
 
 
 def _missing(name: str, words: Sequence[str]) -> tuple[str, ...]:
-    given = any(word.lstrip("-").partition("=")[0].replace("-", "_") == name for word in words)
+    names = _DATA_NAMES if name in _DATA_NAMES else (name,)
+    given = any(word.lstrip("-").partition("=")[0].replace("-", "_") in names for word in words)
     return () if given else (f"--{name}", REQUIRED[name])
 
 

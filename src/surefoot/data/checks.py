@@ -50,8 +50,8 @@ def check_examples(
     """Check BOS, PAD and the ends of answers in every example against the template.
 
     An answer truncated by max_length may lack its stop token; a text split into several examples has BOS in the first
-    one and the stop token in the last one. Records of token ids are trained as they are: their BOS and stop tokens are
-    only counted.
+    one and the stop token in the last one. Records of token ids are trained as they are: their BOS, PAD and stop tokens
+    are only counted.
 
     bos_id: None if examples must have no BOS.
     """
@@ -133,10 +133,11 @@ def _check_bos(part: _Part, encoder: TextEncoder, template: Template, bos_id: in
 
 
 def _check_pad(part: _Part, encoder: TextEncoder, pad_id: int, stop_ids: Collection[int]) -> None:
-    """Check that PAD does not occur in the data, unless it is a stop token (padding is masked by position)."""
+    """Check that PAD does not occur in texts, unless it is a stop token (padding is masked by position)."""
     if pad_id in stop_ids:
         return
     found = np.flatnonzero(part.ids == pad_id)
+    found = found[part.flags[part.owner(found)] & GIVEN == 0]
     if len(found):
         what = f"PAD is {encoder.tokenizer.convert_ids_to_tokens(pad_id)!r} (id {pad_id}), which the data contains"
         part.fail(found[0], what, "choose another tokenizer.pad", "SF-LABEL-PAD")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.commands.run import prove
 from surefoot.interop.launch import Command, Options, python_words
 from surefoot.interop.registry import own_script
+from surefoot.interop.takeover.in_script.arguments import evaluates
 from surefoot.interop.takeover.in_script.handover import HandOver
 from surefoot.interop.takeover.in_script.start import TakeOver
 from surefoot.interop.takeover.session import Taken
@@ -177,6 +179,17 @@ def test_settings_are_taken_by_value(build, base, tmp_path):
     assert shape == {"kind": "lora", "rank": 4, "alpha": 8, "dropout": 0.5, "targets": ["q_proj", "v_proj"]}
     assert config["early_stopping"] == {"patience": 2, "min_delta": 0.01}
     assert config["output"] == str(tmp_path / "out/surefoot")
+
+
+@pytest.mark.parametrize("name", ["eval_strategy", "evaluation_strategy"])  # the second before transformers 4.41
+def test_evaluations_are_asked_for_by_either_name(name):
+    assert evaluates(SimpleNamespace(**{name: "steps"}))
+    assert not evaluates(SimpleNamespace(**{name: "no"}))
+
+
+def test_twin_the_newer_name_counts_where_both_are():
+    """Versions that have both leave the older one empty."""
+    assert not evaluates(SimpleNamespace(eval_strategy="no", evaluation_strategy=None))
 
 
 @pytest.mark.parametrize("kind", ["SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer"])

@@ -124,6 +124,11 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         (),
     ),
     (
+        r"orpo-dpo-mix",
+        {"source": text, "chosen": messages, "rejected": messages_worse, "prompt": question, "question": question},
+        ("train",),
+    ),
+    (
         r"ultrafeedback.*(binarized|cleaned)|dpo-mix|orca_dpo_pairs.*chat",
         {
             "prompt": question,
@@ -228,7 +233,6 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         {"id": text, "translation": lambda n: {"en": question(n), "fr": answer(n), "de": answer(n)}},
         (),
     ),
-    (r"medical|huatuo", {**_INSTRUCTED, "question": question, "answer": answer}, ()),
 )
 """Pattern of the id (lower case), its columns, its splits ("train", "test" and "validation" where none are named)."""
 
@@ -240,7 +244,7 @@ _NAMED: dict[str, Column] = {
     "solution": solved, "score_chosen": share, "score_rejected": share, "tokens": words, "tags": words,
 }  # fmt: skip
 _COLUMN = re.compile(
-    r"""[\w\])]\[["']([a-z][\w ]*)["']\]|text_field["']?\s*[=:]\s*["'](\w+)["']|\.get\(["']([a-z]\w*)["']"""
+    r"""[\w\])]\[["']([A-Za-z][\w ]*)["']\]|text_field["']?\s*[=:]\s*["'](\w+)["']|\.get\(["']([A-Za-z]\w*)["']"""
 )
 _REMOVED = re.compile(r"remove_columns=\[([^\]]*)\]")
 _TOKENS = {"input_ids", "attention_mask", "labels", "train", "test", "validation", "token_type_ids", "text_field",
@@ -255,7 +259,7 @@ def schema(name: str, script: str) -> tuple[dict[str, Column], tuple[str, ...], 
             return columns, splits or ("train", "test", "validation"), True
     found = [one for groups in _COLUMN.findall(script) for one in groups if one and one not in _TOKENS]
     found += [one for names in _REMOVED.findall(script) for one in re.findall(r"""["']([\w ]+)["']""", names)]
-    columns = {one: _NAMED.get(one, text) for one in found}
+    columns = {one: _NAMED.get(one.lower(), text) for one in found}
     return columns or {"text": text, **_INSTRUCTED}, ("train", "test", "validation"), False
 
 

@@ -8,6 +8,7 @@ import functools
 import getpass
 import importlib.abc
 import importlib.machinery
+import json
 import os
 import re
 import resource
@@ -85,10 +86,32 @@ def _split(rows: Any, asked: str) -> Any:
     return rows.select(range(start, max(places[1], start + 4)))
 
 
+def _own_rows(kind: str, files: Any) -> Any:
+    """Return the first rows of files that the script's repository has; None if it has not."""
+    from datasets import Dataset, DatasetDict
+
+    parts = files if isinstance(files, dict) else {"train": files}
+    parts = {name: [one] if isinstance(one, str) else list(one or ()) for name, one in parts.items()}
+    here = os.path.realpath(os.curdir) + os.sep
+    names = [os.path.realpath(one) for part in parts.values() for one in part]
+    if kind != "json" or not names or any(one.startswith(here) or not os.path.isfile(one) for one in names):
+        return None
+    say(f"data set {', '.join(names)}: its first {made_rows.COUNT} rows")
+    read = {}
+    for name, part in parts.items():
+        with open(part[0], encoding="utf-8") as file:
+            text = file.read()
+        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(one) for one in text.splitlines()]
+        read[name] = Dataset.from_list(rows[: made_rows.COUNT])
+    return DatasetDict(read)
+
+
 def load_dataset(path: str, name: Any = None, *_: Any, split: Any = None, streaming: bool = False, **named: Any) -> Any:
     from datasets import ClassLabel, Dataset, DatasetDict
 
     files = str(named.get("data_files") or name or "") if path in ("json", "csv", "text", "parquet") else ""
+    if (own := _own_rows(path, named.get("data_files"))) is not None:
+        return own if split is None else _split(own["train" if "train" in str(split) else str(split)], str(split))
     columns, splits, known = made_rows.schema(files or f"{path} {name or ''}", script())
     if files:
         columns = made_rows.columns_of_file(files, script())
@@ -181,6 +204,16 @@ def _answered(original: Any, *arguments: Any, **named: Any) -> Any:
     return original(*arguments, **named)
 
 
+def _shortened(original: Any, trainer: Any, *arguments: Any, **named: Any) -> None:
+    if isinstance(length := named.get("max_seq_length"), int):  # of TRL before 0.13
+        named["max_seq_length"] = min(length, LENGTH)
+    original(trainer, *arguments, **named)
+
+
+def in_sft(module: Any) -> None:
+    wrap(module.SFTTrainer, "__init__", _shortened)
+
+
 def in_training_args(module: Any) -> None:
     wrap(module.TrainingArguments, "__post_init__", _sized)
 
@@ -240,6 +273,7 @@ def in_torch(module: Any) -> None:
 PATCHES: dict[str, Callable[[Any], None]] = {
     "datasets": in_datasets,
     "transformers.training_args": in_training_args,
+    "trl.trainer.sft_trainer": in_sft,
     "transformers.modeling_utils": in_modeling,
     "transformers": in_transformers,
     "transformers.models.auto.tokenization_auto": in_tokenizers,

@@ -25,3 +25,9 @@ def defaults_of(args: Any) -> dict[str, Any]:
     plain = (type(None), bool, int, float, str)
     found = {field.name: field.default for field in _fields(args)}
     return {name: value for name, value in found.items() if isinstance(value, plain)}
+
+
+def evaluates(args: Any) -> bool:
+    """Whether the trainer evaluates in the training; transformers before 4.41 has another name for it."""
+    name = "eval_strategy" if hasattr(args, "eval_strategy") else "evaluation_strategy"
+    return getattr(args, name) != "no"

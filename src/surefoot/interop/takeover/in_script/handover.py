@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .arguments import LIBRARIES, defaults_of, values_of
+from .arguments import LIBRARIES, defaults_of, evaluates, values_of
 from .files import replace
 from .own_code import LOSS, harmless_callback, harmless_method, overridden
 from .rewards import what_else_answers, words_of
@@ -164,7 +164,7 @@ class HandOver:
         if isinstance(held, Mapping):
             self._note("eval_dataset", f"of {len(held)} sets only the first is evaluated")
             held = next(iter(held.values()))
-        if held is not None and trainer.args.eval_strategy != "no":
+        if held is not None and evaluates(trainer.args):
             loader = trainer.get_eval_dataloader(held)
             held = Documents(loader.dataset) if is_packed(loader.dataset) else loader.dataset
             evaluated = self._write_rows("eval", held, loader.collate_fn)
@@ -175,7 +175,7 @@ class HandOver:
     def _write_prompts(self, steps: int) -> dict[str, Any]:
         """Write the records as they are; their other fields are what rewards read."""
         trainer = self._trainer
-        held = trainer.eval_dataset if trainer.args.eval_strategy != "no" else None
+        held = trainer.eval_dataset if evaluates(trainer.args) else None
         sets = {"train": trainer.train_dataset, **({} if held is None else {"eval": held})}
         for name, rows in sets.items():
             if fault := write_prompts(self._folder / f"{name}.jsonl", rows):
