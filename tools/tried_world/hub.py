@@ -80,7 +80,7 @@ def _bloom(folder: Path) -> None:
 
 def _llama(folder: Path, **roles: str) -> None:
     """A Llama that pads on the right, as published. roles: of its tokenizer's tokens."""
-    zoo.llama2(folder, vocab_size=_ROWS)
+    zoo.llama2(folder, vocab_size=_ROWS, max_position_embeddings=_LONG)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "right"} | roles))
 
@@ -90,9 +90,10 @@ def _pythia(folder: Path) -> None:
 
 
 def _gemma(folder: Path) -> None:
-    _modern(
-        "gemma", lambda place: zoo_tokenizers.gemma(place, zoo_templates.GEMMA2, image=False), folder, vocab_size=_ROWS
-    )
+    def tokens(place: Path) -> None:
+        zoo_tokenizers.gemma(place, zoo_templates.GEMMA2, image=False)
+
+    _modern("gemma", tokens, folder, vocab_size=_ROWS, max_position_embeddings=_LONG)
 
 
 _BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

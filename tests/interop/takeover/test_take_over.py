@@ -26,6 +26,7 @@ from helpers.tiny_models import tiny_llama
 from surefoot.commands.run import prove
 from surefoot.interop.launch import Command, Options, python_words
 from surefoot.interop.registry import own_script
+from surefoot.interop.takeover.in_script import weights
 from surefoot.interop.takeover.in_script.arguments import evaluates
 from surefoot.interop.takeover.in_script.handover import HandOver
 from surefoot.interop.takeover.in_script.start import TakeOver
@@ -161,6 +162,25 @@ def test_twin_an_adapter_with_other_weights_is_found(build, tmp_path, monkeypatc
     monkeypatch.setattr("surefoot.methods.policy.start_from", lambda model, saved: None)
     with raises_code("SF-TAKE-OVER"):
         proven(*handed(build(adapter=ADAPTER), tmp_path / "taken"))
+
+
+def replaced_state(build):
+    """A trainer whose model.state_dict the script has replaced: in alpaca-lora's PEFT 0.7 finds no adapter."""
+    trainer = build(adapter=ADAPTER)
+    trainer.model.state_dict = lambda *_, **__: {}
+    return trainer
+
+
+@pytest.mark.usefixtures("context")
+def test_the_adapter_is_written_where_the_script_has_replaced_state_dict(build, tmp_path):
+    proven(*handed(replaced_state(build), tmp_path / "taken"))
+
+
+@pytest.mark.usefixtures("context")
+def test_twin_the_replaced_state_dict_has_no_adapter(build, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_state", lambda model: model.state_dict())
+    with raises_code("SF-CONVERT-LAYOUT"):
+        proven(*handed(replaced_state(build), tmp_path / "taken"))
 
 
 def test_settings_are_taken_by_value(build, base, tmp_path):

@@ -264,8 +264,10 @@ def in_torch(module: Any) -> None:
     answers |= {"synchronize": None, "reset_peak_memory_stats": None}
     for name, value in answers.items():
         setattr(module.cuda, name, gives(value))
-    for name in ("get_rng_state", "set_rng_state"):
-        setattr(module.cpu, name, getattr(module, name))
+        if not hasattr(module.cpu, name):
+            setattr(module.cpu, name, gives(value))
+    module.cpu.get_rng_state = lambda *_: module.get_rng_state()
+    module.cpu.set_rng_state = lambda state, *_: module.set_rng_state(state)
     module.cpu.is_bf16_supported = gives(False)
     module.accelerator.current_accelerator = gives(module.device("cpu"))
 

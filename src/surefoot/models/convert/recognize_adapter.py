@@ -77,6 +77,9 @@ def recognize_adapter(tensors: Tensors, config: Mapping[str, Any], where: str) -
 
     Raises InputError if a name or setting is unknown or ambiguous.
     """
+    if not tensors:
+        what = "has no weights: it was saved after model.state_dict had been replaced, or by one process of several"
+        raise layout_error(where, what, "save it again with PEFT's save_pretrained")
     conversion = Conversion(tensors)
     for piece in ("module", *WRAPPERS):
         at = sorted({place for name in conversion.tensors for place in places(name, piece)})

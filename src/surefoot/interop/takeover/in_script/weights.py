@@ -150,6 +150,11 @@ def write_head(base: Any, folder: Path) -> None:
     save_file(named, folder / HEAD_FILE, metadata={"format": "pt"})
 
 
+def _state(model: Any) -> dict[str, Any]:
+    """Return a PEFT model's weights, also where the script has replaced model.state_dict by the adapter's alone."""
+    return type(model).state_dict(model)
+
+
 def write_adapter(model: Any, folder: Path) -> dict[str, Any]:
     """Write the adapter "default", without a head for scores, and return its config.
 
@@ -157,7 +162,7 @@ def write_adapter(model: Any, folder: Path) -> dict[str, Any]:
     """
     from safetensors.torch import load_file, save_file
 
-    model.save_pretrained(folder, selected_adapters=["default"])
+    model.save_pretrained(folder, selected_adapters=["default"], state_dict=_state(model))
     config = json.loads((folder / "adapter_config.json").read_text())
     config |= {"init_lora_weights": True, **dict.fromkeys(_FIRST_VALUES & config.keys())}
     if scores(model.get_base_model()):
@@ -181,7 +186,7 @@ def write_reference(model: Any, reference: Any, folder: Path) -> tuple[str, str]
     if reference is None:  # computed beforehand, or by the model under another adapter
         if not adapted or "ref" not in model.peft_config or _adds_nothing(model):
             return "", ""
-        model.save_pretrained(folder, selected_adapters=["ref"])
+        model.save_pretrained(folder, selected_adapters=["ref"], state_dict=_state(model))
         path = folder / "ref/adapter_config.json"
         config = json.loads(path.read_text()) | {"base_model_name_or_path": str(folder.with_suffix("") / "model")}
         replace(path, json.dumps(config, indent=2))
@@ -227,7 +232,7 @@ def load_trained(model: Any, run: Path) -> None:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
         trained = load_file(adapter) | {f"base_model.model.{name}": one for name, one in head.items()}
-        if trained.keys() != get_peft_model_state_dict(model).keys():
+        if trained.keys() != get_peft_model_state_dict(model, _state(model)).keys():
             raise RuntimeError(f"the weights in {adapter} have other names than the script's adapter")
         set_peft_model_state_dict(model, trained)
         return
