@@ -52,8 +52,9 @@ FlashAttention are left out. Losses and gradient norms are those of the comparis
 
 **trained**: to the end. **refused**: by surefoot, whose line is the reason. **itself**: the script ended before
 `train()`, its last line is the reason; most often its libraries are of another version, or it needs what the small
-world has not. **outside**: not run, since it trains no language model of texts or needs a GPU by its library. Where two
-environments were tried, the better fate counts.""".splitlines()
+world has not. **outside**: not run, since it trains no language model of texts or needs a GPU by its library. Where
+several environments were tried, the better fate counts.""".splitlines()
+_PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+-]+/)+(?=[\w.+-]+/[\w.+-]+)")  # of this machine, before a file
 _TRIES = 3  # a parser may name what it requires only one by one
 
 
@@ -277,7 +278,7 @@ def table(tried: list[Tried], folders: list[Path]) -> list[str]:
         ]
         for one in own:
             pairs = [", ".join(f"{value:.6g}" for value in pair) for pair in (one.loss, one.norm)]
-            reason = one.reason.replace("|", "/").replace("`", "'").replace("<", "&lt;")[:160]
+            reason = _PLACE.sub("", one.reason).replace("|", "/").replace("`", "'").replace("<", "&lt;")[:160]
             cells = (
                 one.name.removeprefix(f"{folder.as_posix()}/"),
                 one.fate,

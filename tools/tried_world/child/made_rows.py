@@ -202,6 +202,7 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         {"text": text},
         ("train", "validation", "test"),
     ),
+    (r"codeparrot", {"repo_name": text, "path": text, "content": text, "license": text}, ("train", "valid")),
     (r"yoda_sentences", {"sentence": question, "translation": answer, "translation_extra": text}, ("train",)),
     (r"english_quotes", {"quote": text, "author": question, "tags": words}, ()),
     (r"awesome-chatgpt-prompts", {"act": question, "prompt": text}, ()),
