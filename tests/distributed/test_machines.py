@@ -102,4 +102,5 @@ def test_a_machine_that_is_lost_ends_the_other_and_both_resume(world):
     done = len(rows(output))
     (first, told), (second, other) = ends(on_two(write_config(world, output, parallel=PAIR), "--resume"))
     assert (first, second) == (0, 0), told + other
+    assert "resuming from" in told
     assert done >= 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -444,15 +445,19 @@ def trainable(names, count, layers, modules, extra, pro):
     return {name for name in names if any(piece in name for piece in [*pieces, *(extra or [])])}
 
 
+def freezing(layers: int, modules: Any, extra: Any, pro: bool) -> dict[str, Any]:
+    return {
+        "finetuning_type": "freeze", "freeze_trainable_layers": layers, "freeze_trainable_modules": ",".join(modules),
+        "freeze_extra_modules": extra, "use_llama_pro": pro, "lora_target": None,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("family", "layers", "modules", "extra", "pro"), FROZEN)
 def test_what_freeze_trains_is_llama_factorys(family, layers, modules, extra, pro):
     """Forth, in a model of transformers, and back: the same patterns from the settings that export writes."""
     with torch.device("meta"):
         model = FAMILIES[family]()
-    words = {
-        "finetuning_type": "freeze", "freeze_trainable_layers": layers, "freeze_trainable_modules": ",".join(modules),
-        "freeze_extra_modules": extra, "use_llama_pro": pro, "lora_target": None,
-    }  # fmt: skip
+    words = freezing(layers, modules, extra, pro)
     options = Options(read=lambda path: model.config.to_json_string() if path == "hub/base/config.json" else "{}")
     trained = translate_file("l.json", json.dumps(REQUIRED | words), [], options).config["model"]["trained"]
     freeze_others(model, trained)
@@ -476,10 +481,7 @@ def test_layers_counted_from_the_last_are_resolved_by_the_plan(tmp_path, family,
     """Where the translation cannot read the model's config.json: the same patterns, and the same settings back."""
     with torch.device("meta"):
         model = FAMILIES[family]()
-    words = {
-        "finetuning_type": "freeze", "freeze_trainable_layers": layers, "freeze_trainable_modules": ",".join(modules),
-        "freeze_extra_modules": extra, "use_llama_pro": pro, "lora_target": None,
-    }  # fmt: skip
+    words = freezing(layers, modules, extra, pro)
 
     def translated(read):
         found = translate_file("l.json", json.dumps(REQUIRED | words), [], Options(read=read))

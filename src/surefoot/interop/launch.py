@@ -297,6 +297,11 @@ def in_processes(found: Translation, command: Command) -> Translation:
     return replace(found, config={**found.config, "parallel": parallel})
 
 
+def with_processes(command: Command, count: int, machines: int) -> Command:
+    """Return the command of a tool that starts its processes itself. count: on all machines."""
+    return replace(command, facts={**command.facts, "processes": count}, processes=count, machines=machines)
+
+
 def machines_of(command: Command) -> int:
     """Return the number of machines of a launcher, or of NNODES for tools that start their own. Raises InputError."""
     if command.launcher:

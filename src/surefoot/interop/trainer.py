@@ -269,7 +269,10 @@ def set_rest(draft: Draft) -> None:
 
 def set_size(draft: Draft) -> None:
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
-    if "auto_find_batch_size" in draft.rows and draft["auto_find_batch_size"]:  # DeepSpeed-Chat has none
+
+
+def set_found_size(draft: Draft) -> None:
+    if draft["auto_find_batch_size"]:
         draft.set("batch.micro", "auto", "auto_find_batch_size", why="a step keeps its examples")
 
 
@@ -282,9 +285,6 @@ def set_do_train(draft: Draft) -> None:
     draft.note("do_train", "carried", "a run always trains")
 
 
-__all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
-
-
 def set_order(draft: Draft) -> None:
     if draft["train_sampling_strategy"] == "sequential":
         draft.set("data.order", "file", "train_sampling_strategy")
@@ -292,8 +292,12 @@ def set_order(draft: Draft) -> None:
         draft.drop("batches depend on the seed alone", "train_sampling_strategy")
 
 
+__all__ = ["ALIASES", "BEST", "OPTIMIZERS", "ROWS", "RULES", "SCHEDULES"]
+
+
 RULES = (
     set_size,
+    set_found_size,
     set_order,
     set_length,
     set_optimizer,

@@ -12,7 +12,16 @@ from dataclasses import replace
 from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import MORE, Command, Options, in_processes, inherited, machines_of, visible_devices
+from surefoot.interop.launch import (
+    MORE,
+    Command,
+    Options,
+    in_processes,
+    inherited,
+    machines_of,
+    visible_devices,
+    with_processes,
+)
 from surefoot.interop.llamafactory import back, v1
 from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
@@ -168,7 +177,7 @@ def _launched(command: Command, options: Options) -> Command:
         if each == 1 and not plain_truth(command.environment.get("FORCE_TORCHRUN", False)):
             machines = 1  # it starts torchrun, which reads the number, for several devices or when it has to
         count = each * machines
-    return replace(command, facts={**command.facts, "processes": count}, processes=count, machines=machines)
+    return with_processes(command, count, machines)
 
 
 def _check_processes(environment: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from surefoot.interop import launchers, trainer
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
-from surefoot.interop.launch import Command, Options, in_processes, inherited, machines_of
+from surefoot.interop.launch import Command, Options, in_processes, inherited, machines_of, with_processes
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.settings import truth
 from surefoot.interop.swift import rules
@@ -172,7 +172,7 @@ def _launched(command: Command) -> Command:
         if not each:
             raise setting_error("NPROC_PER_NODE", f"expected a number of processes from 1, got {asked!r}")
         count = each * machines
-    return replace(command, facts={**command.facts, "processes": count}, processes=count, machines=machines)
+    return with_processes(command, count, machines)
 
 
 def environment_note(note: Note) -> Note:
