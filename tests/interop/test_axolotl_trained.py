@@ -11,7 +11,7 @@ import transformers
 
 from interop.axolotl_configs import CHAT, LORA, axolotl, refused
 from interop.small_configs import outcome
-from surefoot.interop.axolotl.trained import TOWERS
+from surefoot.interop.axolotl.trained import _NOT_LINEAR, TOWERS, _every, _freezes
 from surefoot.planning.trained import trains
 
 
@@ -78,12 +78,25 @@ def test_modules_of_a_tower_are_transformers(base: str) -> None:
     with torch.device("meta"):
         whole = getattr(transformers, f"{kind}ForConditionalGeneration")(config())
     adaptable = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv2d, torch.nn.Conv3d)
-    names = {name.removeprefix("model.") for name, one in whole.named_modules() if isinstance(one, adaptable)}
+    kinds = {
+        name.removeprefix("model."): type(one) for name, one in whole.named_modules() if isinstance(one, adaptable)
+    }
+    kinds = {
+        name: kind for name, kind in kinds.items() if not name.startswith(("language_model", "text_model", "lm_head"))
+    }
     merger = {"visual.merger.mlp.0", "visual.merger.mlp.2"}  # these numbers are no layer's
-    held = {name if name in merger else re.sub(r"\.\d+\.", ".0.", name) for name in names}
-    held = {name for name in held if not name.startswith(("language_model", "text_model", "lm_head"))}
+    held = {name if name in merger else re.sub(r"\.\d+\.", ".0.", name) for name in kinds}
     (found,) = [modules for family, modules in TOWERS.items() if re.search(family, base.lower())]
     assert held == set(found)
+    assert {f"model.{name}" for name in kinds} <= set(_every(found))
+    assert {name for name in kinds if not _NOT_LINEAR.search(name)} == {
+        name for name, kind in kinds.items() if kind.__name__.endswith("Linear")
+    }
+    assert {name for name in kinds if _freezes(name)} == {name for name in kinds if PREFIXES & set(name.split("."))}
+
+
+# utils/freeze.py of Axolotl, without those of sounds.
+PREFIXES = {"vision_tower", "vision_model", "vision_encoder", "embed_vision", "multi_modal_projector", "visual"}
 
 
 @pytest.mark.parametrize(
@@ -96,34 +109,57 @@ def test_families_that_are_not_seen_with_are_refused(base: str) -> None:
 TO_LANGUAGE = r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
 
 
+GLM, GEMMA = {"base_model": "zai-org/GLM-4.6V-Flash"}, {"base_model": "google/gemma-3-4b-it"}
+PADDLE = {"base_model": "PaddlePaddle/PaddleOCR-VL-1.6"}
+IN_PADDLE = (
+    r"(model\.language_model\.layers\.\d+\.mlp\.up_proj|model\.visual\.vision_model\.encoder\.layers\.\d+\.mlp\.fc[12]"
+)
+BOTH = {"tower": "adapter", "projector": "adapter"}
+
+
+@pytest.mark.parametrize(
+    ("words", "vision"),
+    [
+        ({"lora_target_modules": ["q_proj", "v_proj"]}, {}),
+        ({"lora_target_modules": TO_LANGUAGE}, {}),
+        ({"lora_target_modules": "(model"}, {}),  # no pattern, which the check of the config says
+        ({"lora_target_modules": ["q_proj", "down_proj"]}, {"tower": "adapter"}),
+        ({"lora_target_modules": ".*_proj"}, {"tower": "adapter"}),
+        ({"lora_target_modules": r"model.visual.blocks.5.attn.qkv"}, {"tower": "adapter"}),
+        ({"lora_target_modules": "all-linear"}, BOTH),  # PEFT's own
+        ({"lora_target_linear": True, "freeze_mm_modules": True}, {"tower": "frozen", "projector": "frozen"}),
+        (GEMMA | {"lora_target_modules": ["q_proj"]}, {"tower": "adapter"}),
+        (GEMMA | {"lora_target_modules": ["o_proj"]}, {}),
+        (GEMMA | {"lora_target_modules": TO_LANGUAGE}, {}),
+        (GLM | {"lora_target_modules": ["gate_proj"]}, BOTH),
+        (GLM | {"lora_target_modules": ["q_proj"]}, {}),
+        (PADDLE | {"lora_target_modules": f"{IN_PADDLE})"}, {"tower": "adapter"}),
+        (PADDLE | {"lora_target_modules": rf"{IN_PADDLE}|model\.projector\.linear_[12])"}, BOTH),
+        (PADDLE | {"lora_target_linear": True}, BOTH),
+        (PADDLE | {"lora_target_linear": True, "freeze_mm_modules": True}, {"tower": "frozen", "projector": "adapter"}),
+        (PADDLE | {"adapter": None, "freeze_mm_modules": True}, {"tower": "frozen", "projector": "trained"}),
+    ],
+)  # fmt: skip
+def test_adapters_on_a_tower(words: dict[str, Any], vision: dict[str, str]) -> None:
+    """PEFT adapts every module whose name ends with a target; `freeze_mm_modules` freezes adapters in the tower.
+
+    Beside PEFT: `tests/runs/test_vision_adapters.py`.
+    """
+    assert axolotl(**(CHAT | SEEING | LORA | OWN | words)).config.get("vision", {}) == vision
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ({"lora_target_linear": True}, "lora_target_linear"),
-        ({"lora_target_modules": ["q_proj", "down_proj"]}, "lora_target_modules"),
-        ({"lora_target_modules": ".*_proj"}, "lora_target_modules"),
-        ({"lora_target_modules": r"model.visual.blocks.5.attn.qkv"}, "lora_target_modules"),
-        ({"lora_target_modules": "all-linear"}, "lora_target_modules"),
-        ({"lora_target_modules": ["q_proj", "v_proj"]}, None),
-        ({"lora_target_modules": TO_LANGUAGE}, None),
-        ({"lora_target_modules": "(model"}, None),  # no pattern, which the check of the config says
-        ({"lora_target_linear": True, "freeze_mm_modules": True}, None),
-        ({"base_model": "mistral-community/pixtral-12b", "lora_target_modules": ["up_proj"]}, "lora_target_modules"),
-        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["q_proj"]}, "lora_target_modules"),
-        ({"base_model": "zai-org/GLM-4.6V-Flash", "lora_target_modules": ["gate_proj"]}, "lora_target_modules"),
-        ({"base_model": "zai-org/GLM-4.6V-Flash", "lora_target_modules": ["q_proj"]}, None),
-        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": ["o_proj"]}, None),
-        ({"base_model": "google/gemma-3-4b-it", "lora_target_modules": TO_LANGUAGE}, None),
+        ({"lora_target_linear": True}, "lora_target_linear"),  # its own list has `proj`, also a convolution's name
+        (GLM | {"lora_target_linear": True}, "lora_target_linear"),
+        ({"lora_target_modules": ["proj"]}, "lora_target_modules"),
+        ({"base_model": "google/gemma-4-E2B-it", "lora_target_modules": ["q_proj"]}, "lora_target_modules"),
+        (PADDLE | {"lora_target_modules": ["q_proj", "patch_embedding"]}, "lora_target_modules"),
     ],
 )
-def test_adapters_on_a_tower_are_refused(words: dict[str, Any], name: str | None) -> None:
-    """PEFT adapts every module whose name ends with a target; `freeze_mm_modules` freezes adapters in the tower."""
-    if name is None:
-        assert (
-            axolotl(**(CHAT | SEEING | LORA | OWN | words)).config.get("vision", {}).get("tower", "frozen") == "frozen"
-        )
-    else:
-        assert refused(**(CHAT | SEEING | LORA | OWN | words)) == {name}
+def test_adapters_on_what_is_no_linear_layer_are_refused(words: dict[str, Any], name: str) -> None:
+    assert refused(**(CHAT | SEEING | LORA | OWN | words)) == {name}
 
 
 def test_down_proj_is_in_the_tower_of_one_family_only() -> None:

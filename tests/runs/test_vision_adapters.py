@@ -14,6 +14,7 @@ from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.seeing_families import seeing_family
 from helpers.tiers import representatives
+from interop.axolotl_configs import CHAT, LORA, axolotl
 from runs import test_pictures_run
 from runs.test_picture_families_run import batch_of, expected
 from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, examples_of, opened, records, trained_and_resumed
@@ -37,6 +38,8 @@ NAMES = {
     "gemma3": ["q_proj", "out_proj"],
     "smolvlm": ["k_proj", "fc1"],
     "qwen2_5_vl": ["q_proj", "qkv", "up_proj"],
+    "glm46v": ["q_proj", "qkv"],
+    "paddleocr_vl": ["q_proj", "fc1"],
 }
 EACH = representatives(list(NAMES), "mllama", "qwen2_5_vl")
 TOWER = {"tower": "adapter"}
@@ -118,6 +121,39 @@ def test_all_linear_layers_with_the_tower_are_llamafactorys(tmp_path, name):
     _, plan = planned(base, "all-linear", **TOWER)
     assert set(plan.targets.value) == expected
     _, twin = planned(base, "all-linear")
+    assert set(twin.targets.value) < expected
+
+
+PADDLE = (
+    r"(model\.language_model\.layers\.\d+\.(mlp\.(gate|up|down)_proj|self_attn\.(q|k|v|o)_proj)|model\.visual\.vision_model"
+    r"\.encoder\.layers\.\d+\.(self_attn\.(q|k|v|out)_proj|mlp\.fc[12])|model\.projector\.linear_[12])"
+)
+# lora_target_modules of examples/glm46v and examples/paddleocr-vl of Axolotl (067b021), and all linear layers.
+OF_AXOLOTL = {
+    "glm46v": ["gate_proj", "down_proj", "up_proj", "q_proj", "v_proj", "k_proj", "o_proj"],
+    "paddleocr_vl": PADDLE,
+    "linear": None,
+}
+PUBLISHED = {"glm46v": "zai-org/GLM-4.6V-Flash"}
+
+
+@pytest.mark.parametrize("name", OF_AXOLOTL)
+def test_those_of_axolotls_configs_are_pefts(tmp_path, name):
+    family, targets = "paddleocr_vl" if name == "linear" else name, OF_AXOLOTL[name]
+    base = made(family, tmp_path / "base")
+    words = {"lora_target_modules": targets} if targets else {"lora_target_linear": True}
+    path = PUBLISHED.get(family, "PaddlePaddle/PaddleOCR-VL-1.6")
+    config = axolotl(**CHAT, **LORA, **words, processor_type="AutoProcessor", base_model=path).config
+    if targets is None:  # find_all_linear_names
+        model = AutoModelForImageTextToText.from_pretrained(base)
+        linear = {one.rpartition(".")[2] for one, module in model.named_modules() if "Linear" in type(module).__name__}
+        targets = sorted(linear - {"lm_head"})
+    theirs = {one.rpartition(".lora_A")[0] for one in peft_on(base, target_modules=targets).state_dict()}
+    expected = {one.removeprefix("base_model.model.") for one in theirs if one}
+    _, plan = planned(base, config["adapter"]["targets"], **config["vision"])
+    assert set(plan.targets.value) == expected
+    assert {part_of(f"{one}.weight") for one in expected} == {None, "tower", "projector"}
+    _, twin = planned(base, config["adapter"]["targets"], tower="adapter")
     assert set(twin.targets.value) < expected
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from surefoot.config.sections import PATTERN
+from surefoot.families.pictures import PARTS, part_of
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.saved_adapter import set_initial
@@ -84,7 +85,7 @@ def set_adapter(draft: Draft) -> None:
 
 
 def set_vision(draft: Draft) -> None:
-    """Set vision.*: with a processor, all weights include tower and projector; an adapter leaves them frozen here."""
+    """Set vision.*: with a processor, all weights include tower and projector, and an adapter what PEFT finds there."""
     named, base = draft["processor_type"], str(draft["base_model"]).lower()
     unfrozen = _set_unfrozen(draft, sees=named is not None)
     if named is None:
@@ -96,16 +97,21 @@ def set_vision(draft: Draft) -> None:
         draft.refuse("processor_type", what, "use one of the families in docs/images.md, under its published name")
         return
     draft.note("processor_type", "carried", "pictures are read by the model's own processor")
+    by = "lora_target_linear" if draft["lora_target_linear"] else "lora_target_modules"
+    modules = [name for name in _every(TOWERS[family]) if not (draft["freeze_mm_modules"] and _freezes(name))]
     targets = draft.written("adapter.targets") or []
-    if not draft["freeze_mm_modules"] and (adapted := _in_tower(targets, TOWERS[family])):
-        name = "lora_target_linear" if draft["lora_target_linear"] else "lora_target_modules"
+    reached = _reached(targets, modules, by_ending=draft["lora_target_linear"])
+    if other := next((name for name in reached if not _has(name, targets)), None):
         fix = "set freeze_mm_modules: true, or name the language model: 'model.language_model.layers.*.q_proj'"
-        draft.refuse(name, f"PEFT would adapt {adapted} as well, and surefoot puts no adapter on a vision tower", fix)
-    trained = not (draft["adapter"] or draft["freeze_mm_modules"] or unfrozen)
-    for part in ("tower", "projector"):
-        draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
+        draft.refuse(by, f"Axolotl would adapt {other} as well, which surefoot does not", fix)
+    for part in PARTS:
+        if any(_part(name) == part for name in reached):
+            draft.set(f"vision.{part}", "adapter", by, why=_IN_16_BITS if draft["load_in_4bit"] else "")
+        else:
+            trained = any(_part(name) == part for name in modules) and not (draft["adapter"] or unfrozen)
+            draft.set(f"vision.{part}", "trained" if trained else "frozen", "freeze_mm_modules")
     if draft["adapter"]:
-        draft.note("freeze_mm_modules", "carried", "beside an adapter both are frozen", "vision")
+        draft.note("freeze_mm_modules", "carried", "without an adapter in them both are frozen", "vision")
 
 
 def _named(inside: str, names: str, outside: str = "") -> tuple[str, ...]:
@@ -148,7 +154,7 @@ _MLLAMA = (
     for part in ("", "global_")
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2")
 )
-# Pattern of the names of a family's models -> the modules of its tower and projector that PEFT can adapt.
+# Pattern of the names of a family's models -> modules of its tower and projector of the kinds that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen2-vl": _named("visual", f"{_OLDER} blocks.0.mlp.fc1 blocks.0.mlp.fc2"),
     r"qwen2\.5-vl": _named("visual", f"{_OLDER} blocks.0.mlp.gate_proj blocks.0.mlp.up_proj blocks.0.mlp.down_proj"),
@@ -169,17 +175,48 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _in_tower(targets: str | Sequence[str], modules: Sequence[str]) -> str | None:
-    """Return a module of the tower that PEFT adapts with these targets; None for none."""
-    names = [f"model.{module}" for module in modules]
+_NOT_LINEAR = re.compile(r"(patch_embed\.proj|embeddings?\.projection|pos_embed|embedding|patch_conv|downsample)$")
+_LAYERS = 64  # more than any of these towers has
+_IN_16_BITS = "the tower's own weights stay in 16 bits here"
+
+
+# Axolotl's freeze_mm_modules looks for these in a name, and misses two projectors: `projector` and `connector`.
+_FREEZES = ("vision_tower", "vision_model", "embed_vision", "multi_modal_projector", "visual")
+
+
+def _every(modules: Sequence[str]) -> list[str]:
+    """Return full names, of every layer that there may be."""
+    names = [f"model.{name}" for name in modules]
+    return list(dict.fromkeys(name.replace(".0.", f".{at}.", 1) for at in range(_LAYERS) for name in names))
+
+
+def _freezes(name: str) -> bool:
+    return any(part in _FREEZES for part in name.split("."))
+
+
+def _part(name: str) -> str | None:
+    return part_of(f"{name}.weight")
+
+
+def _reached(targets: str | Sequence[str], modules: Sequence[str], *, by_ending: bool) -> list[str]:
+    """Return the modules that PEFT adapts.
+
+    by_ending: whether the targets are Axolotl's own list of all linear layers, of which it knows the last part of the
+        name alone.
+    """
     if targets == "all-linear":
-        return names[0]
-    for target in targets:
-        if group := next((one for one in (name.split(".")[1] for name in names) if one in target), None):
-            return f"model.{group}"  # some of its layers only
-        if found := next((name for name in names if _adapts(target, name)), None):
-            return found
-    return None
+        linear = [name for name in modules if not _NOT_LINEAR.search(name)]
+        endings = {name.rpartition(".")[2] for name in linear} if by_ending else set()
+        return [name for name in modules if name in linear or name.rpartition(".")[2] in endings]
+    # Axolotl looks into Gemma 4's clipped layers, which PEFT does not know.
+    both = {name: {name, name.removesuffix(".linear")} for name in modules}
+    return [name for name in modules if any(_adapts(target, one) for target in targets for one in both[name])]
+
+
+def _has(name: str, targets: str | Sequence[str]) -> bool:
+    """Whether surefoot's adapter reaches a module that PEFT's does."""
+    named = targets == "all-linear" or any(_adapts(target, name) for target in targets)
+    return named and not _NOT_LINEAR.search(name)
 
 
 def _adapts(target: str, name: str) -> bool:
