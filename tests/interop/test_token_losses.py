@@ -13,8 +13,13 @@ def test_llama_factory():
     assert outcome(found, "use_dft_loss") == "changed"  # evaluations
     assert translated("factory", use_eaft_loss=True, eaft_alpha=0.5).config["sft"] == {"loss": "eaft", "alpha": 0.5}
     assert outcome(translated("factory", eaft_alpha=0.5), "eaft_alpha") == "listed"
-    with pytest.raises(InputError):
-        translated("factory", use_asft_loss=True)
+    anchored = translated("factory", use_asft_loss=True, asft_alpha=0.05)
+    assert anchored.config["sft"] == {"loss": "asft", "kl": 0.05}
+    assert outcome(anchored, "use_asft_loss") == "changed"  # gradients are added up there
+    assert outcome(translated("factory", asft_alpha=0.5), "asft_alpha") == "listed"
+    for name, value in {"use_dft_loss": True, "ref_model": "other"}.items():
+        with pytest.raises(InputError):
+            translated("factory", use_asft_loss=True, **{name: value})
 
 
 def test_axolotl():

@@ -66,10 +66,44 @@ def test_a_run_with_dft(place, tmp_path):
     assert compare_folders(tmp_path / "run", killed) == []
 
 
+LORA = {"kind": "lora", "rank": 4}
+
+
+@pytest.mark.parametrize(("reference", "more"), [("model", {}), ("adapter-off", {"adapter": LORA})])
+def test_a_run_held_near_its_start(place, tmp_path, reference, more):
+    more |= {"optim": {"lr": 1e-2}}
+    near, free = more | {"sft": {"loss": "asft", "kl": 2.0}}, more | {"sft": {"loss": "dft"}}
+    rows, loose = train(place, tmp_path / "run", **near), train(place, tmp_path / "free", **free)
+    plans = [json.loads((tmp_path / name / "plan.json").read_text())["plan"] for name in ("run", "free")]
+    assert (plans[0]["reference"]["value"], plans[1]["reference"]) == (reference, None)
+    second = 4 * plans[0]["parameters"] if reference == "model" else 0
+    assert [plan["memory"]["beside"] for plan in plans] == [second, 0]
+    assert plans[0]["memory"]["logits"] > plans[1]["memory"]["logits"]
+    apart = [row["divergence"] for row in rows if "loss" in row]
+    assert apart[0] == 0 < apart[1]
+    learned = [[row["loss"] for row in one if "loss" in row] for one in (rows, loose)]
+    assert learned[0][0] == pytest.approx(learned[1][0], rel=FP32)
+    assert learned[0][1] > learned[1][1]  # the same weights, since the first step's divergence is 0
+
+    killed = Path(shutil.copytree(tmp_path / "run", tmp_path / "killed"))
+    shutil.rmtree(killed / "checkpoint-2")
+    (killed / "MANIFEST.json").unlink()
+    train(place, killed, resume=True, **near)
+    assert compare_folders(tmp_path / "run", killed) == []
+
+
+def test_noise_reaches_the_policy(place, tmp_path):
+    noisy = {"sft": {"loss": "asft"}, "optim": {"lr": 1e-2, "neftune_alpha": 50.0}, "adapter": LORA}
+    assert first(train(place, tmp_path / "run", **noisy), "divergence") > 0
+
+
 def test_a_loss_of_the_users_own_replaces_it(place, tmp_path):
     both = config(place, tmp_path / "run", sft={"loss": "dft"}, functions={"loss": "own.py:loss"})
     with raises_fault("SF-CONFIG-CONFLICT", "sft.loss"):
         surefoot.train(both, stream=io.StringIO())
+    with raises_fault("SF-CONFIG-CONFLICT", "objective"):  # it would never see the reference
+        config_of = config(place, tmp_path / "run", sft={"loss": "asft"})
+        surefoot.train(config_of, stream=io.StringIO(), objective=lambda model, batch: None)
 
 
 def test_constants_of_another_loss_are_refused(place, tmp_path):

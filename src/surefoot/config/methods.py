@@ -30,13 +30,16 @@ class SftConfig(Section):
     loss: TokenLoss = "cross_entropy"
     """Weight of each learned token, a constant in the gradient. cross_entropy: 1. dft: its own probability (Wu et al.
     2025), so that tokens far from what the model would say count little. eaft: by the entropy of the model's
-    prediction, so that tokens of which it is sure count little. Evaluations report the cross entropy."""
+    prediction, so that tokens of which it is sure count little. asft: as dft, plus a penalty for leaving the model as
+    it was before training (Zhu et al. 2025). Evaluations report the cross entropy."""
     alpha: NonNegative = 1.0
     """eaft only: exponent of the weight."""
     top: Annotated[int, Field(ge=2), Number] = 20
     """eaft only: likeliest tokens among which the entropy is taken."""
     entropy: Positive = 3.0
     """eaft only: entropy, in nats, at which a token has weight 1."""
+    kl: Positive = 0.1
+    """asft only: weight of the KL divergence from the model before training to the trained one."""
 
 
 class RewardConfig(Section):

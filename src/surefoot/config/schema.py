@@ -367,7 +367,7 @@ class RunConfig(Section):
         """Whether the loss needs a reference policy."""
         if self.method.rollouts:
             return self.method.reference and getattr(self, str(self.method.section)).kl > 0
-        return self.method.reference and (self.loss is None or self.loss.reference)
+        return self.method.reference if self.loss is None else self.loss.reference
 
     @property
     def draws(self) -> bool:

@@ -29,7 +29,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional as F
 
-from surefoot.kernels.chunked_loss import Head, head_output
+from surefoot.kernels.chunked_loss import CrossEntropy, Head, TokenWeight, head_output
 
 
 def divergence(log_p: torch.Tensor, log_q: torch.Tensor, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,3 +203,28 @@ class Distillation:
         more = logits.shape[1] - gradient.shape[1]
         gradient = F.pad(gradient, (0, more)) if more else gradient  # what the teacher does not have
         return losses, gradient if own is None else gradient.add_(own)
+
+
+class Anchored:
+    """The `TokenLoss` of weighted cross entropy beside a reference: weight * cross entropy + kl * KL(q, p).
+
+    After use it holds the `divergence` KL(q, p) of each position.
+    """
+
+    bound = None
+
+    def __init__(self, known: Known, targets: torch.Tensor, *, weight: TokenWeight, kl: float):
+        """targets: [N]. weight: of their cross entropy. kl: of the divergence."""
+        self._known, self._kl = known, kl
+        self._tokens = CrossEntropy(targets, weight)
+        self.divergence = torch.zeros(len(targets), device=targets.device)
+
+    def __call__(
+        self, logits: torch.Tensor, part: slice, wanted: bool, narrow: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        log_p = torch.log_softmax(logits, dim=1)
+        values, pull, _ = self._known.compare(log_p, part, 0.0, 1.0)
+        self.divergence[part] = values
+        losses, gradient = self._tokens(logits, part, wanted)
+        losses = losses + self._kl * values
+        return losses, None if gradient is None else gradient.add_(pull, alpha=self._kl)

@@ -45,6 +45,7 @@ TOKEN_LOSSES: Mapping[str, LossFacts] = MappingProxyType(
         "cross_entropy": LossFacts(reference=False),
         "dft": LossFacts(reference=False),
         "eaft": LossFacts(reference=False, keys=("alpha", "top", "entropy")),
+        "asft": LossFacts(reference=True, keys=("kl",)),
     }
 )
 

@@ -21,6 +21,7 @@ from surefoot.data.batching.order import whole as each_once
 from surefoot.data.prepare import PreparedData, prepare_data
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
+from surefoot.methods.losses.anchored import anchored_loss
 from surefoot.methods.losses.sft import Constants, token_loss
 from surefoot.methods.method import Task
 from surefoot.methods.own_functions import own_function
@@ -184,5 +185,11 @@ def task_of_items(
 
 def sft_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of stages sft and pretrain under a plan."""
-    objective = token_loss(config.sft.loss, Constants(config.sft.alpha, config.sft.top, config.sft.entropy))
+    make = anchored_loss if config.needs_reference else token_loss
+    objective = make(config.sft.loss, constants_of(config))
     return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
+
+
+def constants_of(config: RunConfig) -> Constants:
+    given = config.sft
+    return Constants(given.alpha, given.top, given.entropy, given.kl)

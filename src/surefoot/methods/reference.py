@@ -31,9 +31,10 @@ from surefoot.data.batching.batch import DIGEST_SIZE, Batch, row_digests, unpack
 from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
-from surefoot.methods.examples import whole_layout
+from surefoot.methods.examples import constants_of, whole_layout
+from surefoot.methods.losses.anchored import anchored_loss, distributions
 from surefoot.methods.losses.logprobs import Reference, adapter_off, frozen
-from surefoot.methods.method import LoadedModels, Notify, RunInputs
+from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
 from surefoot.methods.open_model import open_for_use
 from surefoot.methods.policy import load_policy
 from surefoot.models.bos import install_bos_scaling
@@ -99,8 +100,17 @@ class ReferenceModel:
     use: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
+def start_anchored(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
+    """Give a loss of tokens its reference, if it has one."""
+    if not run.config.needs_reference:
+        return run.task
+    reference = open_reference_model(run, loaded)
+    made = anchored_loss(run.config.sft.loss, constants_of(run.config), distributions(reference.model, reference.use))
+    return replace(run.task, objective=made)
+
+
 def open_reference_model(run: RunInputs, loaded: LoadedModels) -> ReferenceModel:
-    """Open the reference for a method that generates its rows: the base under the adapter, or a copy."""
+    """Open the reference as a model: the base under the adapter, or a copy."""
     assert run.plan.reference is not None
     if run.plan.reference.value == ADAPTER_OFF:
         assert isinstance(loaded.policy, PeftModel)

@@ -19,7 +19,9 @@ def functions_of(method: str) -> MethodFunctions:
 
 
 def _sft() -> MethodFunctions:
-    return MethodFunctions(prepare_examples, sft_task)
+    from surefoot.methods.reference import start_anchored
+
+    return MethodFunctions(prepare_examples, sft_task, start=start_anchored)
 
 
 def _reward() -> MethodFunctions:

@@ -81,14 +81,15 @@ def resize_vocabulary(model: PreTrainedModel, rows: int, *, drawn: int = 0, seed
 
 @contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float, lengths: Sequence[int]) -> Iterator[None]:
-    """Context in which NEFTune noise is added to the output of the input embeddings. The noise comes from torch's
-    generator of the embeddings' device.
+    """Context in which NEFTune noise is added to the output of the input embeddings in training mode. The noise comes
+    from torch's generator of the embeddings' device.
 
     lengths: real tokens of each row of the batch, or of each document of a packed row.
     """
 
     def add(module: nn.Module, inputs: object, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded + embedding_noise(embedded, alpha, lengths)
+        # A reference under the policy's adapter runs in evaluation mode.
+        return embedded + embedding_noise(embedded, alpha, lengths) if module.training else embedded
 
     hook = causal_model(model).get_input_embeddings().register_forward_hook(add)
     try:

@@ -1,4 +1,5 @@
-"""Choose the models beside the trained one: the reference of dpo and kto, the teacher of distill; and their memory."""
+"""Choose the models beside the trained one, and their memory: the reference of dpo, kto and a loss of tokens, the
+teacher of distill."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _WHY = {
 
 def plan_reference(config: RunConfig, notes: Notes) -> Choice[str] | None:
     """Return one of the names above, or the folder or hub id of another model; None if the stage has no reference."""
-    if not config.method.reference:
+    if not (config.method.reference or config.needs_reference):
         return None
     if config.method.rollouts and not config.needs_reference:  # grpo.kl is 0
         return None
@@ -34,20 +35,25 @@ def plan_reference(config: RunConfig, notes: Notes) -> Choice[str] | None:
         chosen = ADAPTER_OFF if config.adapter else MODEL
         why = _WHY[chosen] if config.adapter else f"{_WHY[chosen]}: all weights of the policy train"
         if config.adapter and config.adapter.initial:
+            here = (
+                "name the result here, or as the model," if config.method.reference else "take the result as the model,"
+            )
             notes.caution(
-                f"alignment.reference is the base without {config.adapter.initial}, from which training starts: the "
-                "policy is already away from it. To compare with the start, merge it (surefoot export --merge) and "
-                "name the result here, or as the model, with a new adapter"
+                f"the reference is the base without {config.adapter.initial}, from which training starts: the model is "
+                f"already away from it. To compare with the start, merge it (surefoot export --merge) and {here} "
+                "with a new adapter"
             )
         return Choice(chosen, why, "default")
     return Choice(requested, f"asked for: {_WHY.get(requested, 'another model, counted as large as this one')}", "user")
 
 
-def reference_bytes(reference: Choice[str] | None, work: Workload) -> int:
-    """Bytes of a second model in memory."""
-    if reference is None or reference.value in (ADAPTER_OFF, CACHED, NONE):
-        return 0
-    return base_bytes(work)
+def with_reference(reference: Choice[str] | None, config: RunConfig, work: Workload) -> Workload:
+    """Return the workload with the reference: a second model in memory, and for a loss of tokens its distributions."""
+    if reference is None:
+        return work
+    second = reference.value not in (ADAPTER_OFF, CACHED, NONE)
+    numbers = _NUMBERS if config.method.learns_tokens else 0
+    return replace(work, beside=base_bytes(work) if second else 0, compared=numbers)
 
 
 # Further fp32 numbers for each logit of a chunk: log-probabilities of student and teacher, the teacher's logits, the

@@ -54,7 +54,7 @@ from surefoot.planning.parallel import (
 from surefoot.planning.plan import PLAIN, Choice, MemoryPlan, ParallelPlan, RewardPlan, RunPlan, TokenizerPlan
 from surefoot.planning.ppo import Roles, plan_ppo, plan_reward_models
 from surefoot.planning.precision import check_packed_base, plan_precision, plan_qat
-from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, reference_bytes
+from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teacher, with_reference
 from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer, tokenizer_of
 from surefoot.planning.trained import check_trained, only_trained, with_layers
@@ -159,7 +159,7 @@ def resolve(
         check_packed_base(packed, model, adapter, notes)
     work = workload_of(config, model, hardware, tokens, precision, attention, adapter, documents.value, lengths, vision)
     reference = plan_reference(config, notes)
-    work = replace(work, beside=reference_bytes(reference, work))
+    work = with_reference(reference, config, work)
     ppo = None
     if config.method.critic:
         ppo, work = plan_ppo(config, roles, work, notes, tokens.added_rows)

@@ -54,7 +54,7 @@ class Workload:
     products: int = 0  # shapes of products before step 1 and in the vision tower; 0 while the data are unknown
     kind: str = "cuda"  # device kind: cpu | cuda | mps
     compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, for a teacher's logits or entropies
-    other_logits: bool = False  # whether the teacher's logits of all positions exist at once
+    other_logits: bool = False  # whether the other model's logits of all positions exist at once
     ahead: int = 0  # bytes that drawing in advance keeps in host memory
     holes: Holes = "none"  # heap fragmentation of the C library
     pictures: Kept = NOTHING  # by the images of a row, until the backward pass has left the vision tower
@@ -145,6 +145,8 @@ def with_kernels(work: Workload, kernels: KernelsPlan, config: RunConfig) -> Wor
         fused_gates=kernels.gated.value == FUSED,
         prunes=kernels.last_block.value == "pruned" and not config.method.critic,  # whose values need all rows
         compared=work.compared + drawn,
+        # A loss of tokens computes its reference's head as it does the model's own.
+        other_logits=work.other_logits or (bool(work.compared) and config.needs_reference and not chunked),
         # An unknown family may change its logits: reserve memory for all of them.
         loss_rows=head_rows(trains=work.adapter is None) if chunked and work.model.family else None,
     )

@@ -104,12 +104,15 @@ def custom_faults(config: RunConfig, custom: Custom) -> list[Fault]:
 
 
 def _loss_faults(config: RunConfig, custom: Custom) -> list[Fault]:
-    """A loss of the user's where the stage's own takes in a teacher, which a function of model and batch never sees."""
-    if custom.objective is None or not config.method.teacher:
+    """A loss of the user's where the stage's own compares tokens with another model's, which a function of model and
+    batch never sees."""
+    compares = config.method.teacher or (config.method.learns_tokens and config.needs_reference)
+    if custom.objective is None or not compares:
         return []
-    what = f"replaces the comparison with the teacher, which is what stage {config.stage} does"
+    what = f"replaces the comparison with the {'teacher' if config.method.teacher else 'model before training'}"
+    fix = "leave it out, or choose stage: sft with its usual loss"
     where = "functions.loss" if config.functions.loss else "objective"
-    return [Fault(where, what, "leave it out, or choose stage: sft", code="SF-CONFIG-CONFLICT")]
+    return [Fault(where, what, fix, code="SF-CONFIG-CONFLICT")]
 
 
 def _metric_faults(config: RunConfig, known: Mapping[str, Metric]) -> list[Fault]:

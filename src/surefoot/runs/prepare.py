@@ -13,7 +13,6 @@ from pathlib import Path
 from surefoot.config.schema import RunConfig
 from surefoot.families.files import read_json
 from surefoot.methods.examples import all_fields_read
-from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import Task
 from surefoot.methods.table import functions_of
 from surefoot.models.folder import resolve_folder, stored_tensors, unpacked_caution
@@ -31,7 +30,7 @@ from surefoot.runs.load_models import planned_tokenizer
 from surefoot.runs.make_plan import make_plan
 from surefoot.runs.output_folder import check_disk, disk_of
 from surefoot.runs.plan_with_data import carry_template, lengths_of, other_kernels, plan_of, with_template
-from surefoot.runs.prepared import PreparedRun, Timetable, make_schedule, make_task, make_timetable
+from surefoot.runs.prepared import PreparedRun, Timetable, make_schedule, make_task, make_timetable, with_noise
 from surefoot.runs.profiling import Phases
 from surefoot.runs.requirements import raised_together
 from surefoot.runs.revisions import Commits, pin, saved_commits
@@ -94,8 +93,7 @@ def prepare(
         task = replace(task, objective=custom.objective)
     if custom.reward is not None:
         task = replace(task, reward=custom.reward)
-    if config.optim.neftune_alpha is not None:
-        task = replace(task, objective=with_neftune(task.objective, config.optim.neftune_alpha))
+    task = with_noise(config, task)
     timetable = make_timetable(
         config.duration,
         config.eval_every,

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
 from surefoot.data.prepare import PreparedData
+from surefoot.methods.losses.sft import with_neftune
 from surefoot.methods.method import CRITIC, LoadedModels, Notify, Task
 from surefoot.methods.table import functions_of
 from surefoot.planning.plan import RunPlan
@@ -76,10 +77,20 @@ def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: S
     )
 
 
+def with_noise(config: RunConfig, task: Task) -> Task:
+    """Return the task with optim.neftune_alpha in its objective."""
+    alpha = config.optim.neftune_alpha
+    return task if alpha is None else replace(task, objective=with_neftune(task.objective, alpha))
+
+
 def with_models(run: PreparedRun, loaded: LoadedModels, notify: Notify) -> PreparedRun:
     """Give the run's task its models, for stages that generate or score with them. notify: called during the steps."""
     start = functions_of(run.config.stage).start
-    return run if start is None else replace(run, task=start(run, loaded, notify))
+    if start is None:
+        return run
+    task = start(run, loaded, notify)
+    made = task.objective is not run.task.objective  # and not only completed: the method's own again, without the noise
+    return replace(run, task=with_noise(run.config, task) if made else task)
 
 
 @dataclass(frozen=True)

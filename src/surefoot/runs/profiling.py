@@ -289,8 +289,8 @@ class Arithmetic:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `flops` covers all of a step: DPO, KTO and PPO also run other models, or generate."""
-        return METHODS[self.stage].one_pass
+        """Whether `flops` covers all of a step: not where other models run too, or answers are generated."""
+        return METHODS[self.stage].one_pass and self.plan.reference is None
 
     def effort(self, micro_batches: Sequence[Weighted]) -> float:
         """Time cost of a forward pass of these batches, in FLOPs of large matmuls: padding is computed too, and the

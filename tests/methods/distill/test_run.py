@@ -81,6 +81,13 @@ def test_a_teacher_that_is_the_student_teaches_exactly_nothing(world, tmp_path, 
     assert rows[-1]["eval_agreement"] == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"on_policy": 0.5, "max_new_tokens": 8}])
+def test_noise_reaches_the_student(world, tmp_path, more):
+    noisy = config_of(world, tmp_path / "run", "lora", "base", beta=0.5, **more)
+    noisy["optim"]["neftune_alpha"] = 5.0
+    assert min(losses(run(noisy))) > 0
+
+
 def test_twin_a_teacher_that_drops_one_bit_is_seen(world, tmp_path, monkeypatch):
     real = teachers.hidden_at
     monkeypatch.setattr(teachers, "hidden_at", lambda *inputs: real(*inputs) * (1 + 2**-20))

@@ -13,9 +13,10 @@ from surefoot.data.batching.batch import Batch, Example, collate, pack
 from surefoot.methods.losses.sft import sft_loss, with_neftune
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.embeddings import embedding_noise
+from surefoot.models.embeddings import embedding_noise, noisy_embeddings
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.forward import causal_model
+from surefoot.models.modes import inference_mode
 from surefoot.training.step import seed_micro_batch
 
 ALPHA = 5.0
@@ -147,3 +148,13 @@ def test_in_a_packed_row_each_document_has_the_size_of_its_own_length(model):
 
 def test_a_blank_batch_of_another_ranks_rows_is_computed_without(model):
     assert loss(model, batch().blank()) == loss(model, batch(), sft_loss)
+
+
+def test_a_reference_in_the_same_model_gets_none(model):
+    rows = batch()
+    with noisy_embeddings(model, ALPHA, rows.lengths):
+        noisy = model.get_input_embeddings()(rows.input_ids)
+        with inference_mode(model):
+            quiet = model.get_input_embeddings()(rows.input_ids)
+    assert torch.equal(quiet, model.get_input_embeddings()(rows.input_ids))
+    assert not torch.equal(quiet, noisy)

@@ -214,8 +214,26 @@ def set_learned(draft: Draft) -> None:
         return
     if whole or last:
         draft.set("data.train_on", "everything" if whole else "last", "train_on_prompt" if whole else "mask_history")
+    _set_token_loss(draft)
+
+
+_ANCHORED = (
+    "in training, a mean over a step's tokens; LLaMA-Factory adds up the means of its micro-batches. The reference is "
+    "the model before training, with LoRA the one without its adapter, where LLaMA-Factory ends with an error; "
+    "evaluations report the cross entropy here"
+)
+
+
+def _set_token_loss(draft: Draft) -> None:
     if draft["stage"] != "sft":
-        draft.drop("is for stage: sft", "use_dft_loss", "use_eaft_loss")
+        draft.drop("is for stage: sft", "use_dft_loss", "use_eaft_loss", "use_asft_loss")
+    elif draft["use_asft_loss"]:
+        for name in (name for name in ("use_dft_loss", "use_eaft_loss") if draft[name]):
+            draft.refuse(name, "excludes use_asft_loss", "keep one")
+        if draft["ref_model"] is not None:
+            draft.refuse("ref_model", "use_asft_loss compares with the model before training here", "leave it out")
+        draft.set("sft.loss", "asft", "use_asft_loss", why=_ANCHORED)
+        draft.set("sft.kl", draft["asft_alpha"], "asft_alpha")
     elif draft["use_dft_loss"]:  # which LLaMA-Factory reads first
         draft.set("sft.loss", "dft", "use_dft_loss", why=OF_TOKENS)
     elif draft["use_eaft_loss"]:
@@ -223,6 +241,8 @@ def set_learned(draft: Draft) -> None:
         draft.set("sft.alpha", draft["eaft_alpha"], "eaft_alpha")
     if draft.written("sft.loss") != "eaft":
         draft.drop("belongs to use_eaft_loss", "eaft_alpha")
+    if draft.written("sft.loss") != "asft":
+        draft.drop("belongs to use_asft_loss", "asft_alpha")
 
 
 _ATTENDS = "without neat_packing the examples of a row attend to each other, which surefoot's never do"

@@ -7,6 +7,7 @@ with one weight per token, a constant in the gradient:
     cross_entropy   w = 1
     dft             w = p                        Wu et al. 2025, arXiv 2508.05629
     eaft            w = (H / entropy)^alpha      EAFT; H: entropy in nats among the `top` likeliest tokens
+    asft            w = p                        with a reference beside it, see `surefoot.methods.losses.anchored`
 
 Weights are for training; without gradients the loss is the cross entropy, which other models' can be compared with. The
 head runs only on supervised positions; softmax and sum are fp32 whatever the autocast dtype. With the chunked head
@@ -25,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from surefoot.data.batching.batch import IGNORE, Batch
+from surefoot.data.batching.batch import IGNORE, Batch, Weighted
 from surefoot.kernels.chunked_loss import Head, TokenWeight, first_choices, summed_loss
 from surefoot.method_facts.losses import TOKEN_LOSSES, joined
 from surefoot.models.embeddings import noisy_embeddings
@@ -41,6 +42,7 @@ class Constants:
     alpha: float = 1.0
     top: int = 20
     entropy: float = 3.0
+    kl: float = 0.1
 
 
 def _dft(constants: Constants) -> TokenWeight:
@@ -57,13 +59,13 @@ def _eaft(constants: Constants) -> TokenWeight:
 
 LOSSES: Mapping[str, Callable[[Constants], TokenWeight | None]] = joined(
     TOKEN_LOSSES,
-    {"cross_entropy": lambda constants: None, "dft": _dft, "eaft": _eaft},
+    {"cross_entropy": lambda constants: None, "dft": _dft, "eaft": _eaft, "asft": _dft},
     ("method_facts.losses.TOKEN_LOSSES", "methods.losses.sft.LOSSES"),
 )
 
 
 def token_loss(name: str, constants: Constants) -> Objective:
-    """Make the objective of one of LOSSES."""
+    """Make the objective of one of LOSSES that need no reference."""
     weight = LOSSES[name](constants)
     return sft_loss if weight is None else partial(sft_loss, weight=weight)
 
@@ -125,10 +127,11 @@ def with_neftune(objective: Objective, alpha: float) -> Objective:
     alpha: scale of the noise; see `surefoot.models.embeddings`. It is drawn from the seed of the micro-batch.
     """
 
-    def noisy(model: nn.Module, batch: Batch) -> LossSum:
-        if not model.training or not batch.lengths:  # an empty batch has no tokens
+    def noisy(model: nn.Module, batch: Weighted) -> LossSum:
+        rows = batch.rows
+        if not model.training or not rows.lengths:  # an empty batch has no tokens
             return objective(model, batch)
-        with noisy_embeddings(model, alpha, batch.documents or batch.lengths):
+        with noisy_embeddings(model, alpha, rows.documents or rows.lengths):
             return objective(model, batch)
 
     return noisy
