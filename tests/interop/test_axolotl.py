@@ -56,7 +56,6 @@ def test_what_rows_cannot_be() -> None:
     assert refused(sample_packing=True, rl="dpo", datasets=[{"path": "d", "type": "chatml.intel"}]) == {
         "sample_packing"
     }
-    assert refused(sample_packing=True, sample_packing_sequentially=True) == {"sample_packing_sequentially"}
     assert refused(attn_implementation="kernels-community/sage-attention") == {"attn_implementation"}  # in 8 bits
 
 
@@ -187,6 +186,7 @@ def test_every_setting_of_its_schema_has_a_row() -> None:
         ({"lora_exclude_modules": ["q_proj"]}, "lora_exclude_modules"),
         ({"dataset_shard_num": 4, "dataset_shard_idx": 0}, "dataset_shard_idx"),
         ({"image_size": 512}, "image_size"),
+        ({"optimizer": "muon"}, "optimizer"),
         ({"use_onebitllms": True}, "use_onebitllms"),
         ({"peft_ensure_weight_tying": True}, "peft_ensure_weight_tying"),
         ({"use_onebitllms": False, "peft_ensure_weight_tying": False, "dion_lr": 0.1}, None),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from interop.axolotl_configs import CHAT, axolotl, refused
 from interop.small_configs import BASES, outcome
+from surefoot.data.batching.order import part_of
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
 from surefoot.interop.translation import Translation
@@ -116,3 +118,36 @@ def test_examples_are_left_out_where_axolotl_leaves_them_out(
     data = found.config["data"]
     assert {name: data[name] for name in ("min_length", "unique") if name in data} == expected
     assert tuple(outcome(found, name) for name in names) == outcomes
+
+
+@pytest.mark.parametrize(("shards", "place"), [(10, None), (4, 1), (3, 2)])
+def test_shards_are_as_many_of_the_shuffled_records(shards: int, place: int | None) -> None:
+    """`dataset.shuffle(seed).shard(num_shards, index)`, by default the first (utils/data/sft.py)."""
+    entry = CHAT["datasets"][0] | {"shards": shards} | ({} if place is None else {"shards_idx": place})
+    found = axolotl(datasets=[entry])
+    share = found.config["data"]["train"]["share"]
+    assert {note.outcome for note in found.notes if ".shards" in note.word} == {"changed"}
+    theirs = [shard(count, shards, place or 0) for count in COUNTS]
+    ours = [part_of(count, share["of"], share["take"], 1) for count in COUNTS]
+    assert all(abs(len(one) - len(other)) <= 1 for one, other in zip(ours, theirs, strict=True))
+    assert all(list(one) != list(range(one[0], one[0] + len(one))) for one in ours)  # of a shuffle
+    others = [part_of(count, share["of"], at, 1) for count in COUNTS for at in range(1, 1 + len(share["of"]))]
+    assert {len(one) for one in others} - {len(one) for one in ours}  # the twin: another part is of another size
+
+
+COUNTS = (100, 101, 109)
+
+
+def shard(count: int, shards: int, index: int) -> list[int]:
+    """Dataset.shuffle and Dataset.shard of datasets 4."""
+    size, more = divmod(count, shards)
+    start = size * index + min(index, more)
+    return list(np.random.default_rng(1).permutation(count)[start : start + size + (index < more)])
+
+
+def test_shards_of_nothing_and_of_a_part_are_refused() -> None:
+    entry = CHAT["datasets"][0]
+    assert refused(datasets=[entry | {"shards": 4, "shards_idx": 4}]) == {"datasets"}
+    assert refused(datasets=[entry | {"shards": 4, "split": "train[:10]"}]) == {"datasets"}
+    whole = axolotl(datasets=[entry | {"shards": 1}]).config["data"]["train"]
+    assert whole == {"path": "d.jsonl", "format": "messages"}

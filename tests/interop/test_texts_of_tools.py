@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from jinja2 import Environment
 
 from helpers.golden_templates import golden_encoder
 from helpers.model_layouts import run_config
@@ -82,12 +83,58 @@ def test_axolotls_templates_of_families(name):
     assert marked(*by_us(template, DIALOGUE, encoder, bos=bos == "on"), encoder) != WRITTEN[other]  # the twin
 
 
-def test_alpaca_chat_is_axolotls_prompter():
-    """`AlpacaPrompter` with PromptStyle.CHAT (067b021)."""
-    task = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-    found = axolotl({"type": "alpaca:chat"})["data"]["template"]
-    ids, mask = by_us(found, SINGLE, encoder := golden_encoder(), encoding="parts")
-    assert marked(ids, mask, encoder) == f"<s>SYSTEM: {task}\nUSER: Name a bird.\nASSISTANT:⟦Heron.</s>⟧"
+# Axolotl's styles of AlpacaPrompter (067b021): around the task, without an input, with one.
+STYLES = {
+    "alpaca": (
+        "{}\n\n",
+        "### Instruction:\n{}\n\n### Response:\n",
+        "### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:\n",
+    ),
+    "alpaca:chat": ("SYSTEM: {}\n", "USER: {}\nASSISTANT:", "USER: {}\n{}\nASSISTANT:"),
+    "alpaca:chatml": (
+        "<|im_start|>system\n{}<|im_end|>\n",
+        "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user\n{}\n{}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "alpaca:phi": (
+        "<|system|>\n{}<|end|>\n",
+        "<|user|>\n{}<|end|>\n<|assistant|>\n",
+        "<|user|>\n{}<|end|>{}<|assistant|>",
+    ),
+}  # fmt: skip
+STYLES["jeopardy"] = STYLES["alpaca"]
+TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
+PAIRED = TASK.format(", paired with an input that provides further context.")
+
+
+def prompted(kind, tokenizer, asked, context, answer):
+    """`InstructionPromptTokenizingStrategy`: prompt and answer are tokenized alone, and EOS ends the answer."""
+    around, without, both = STYLES[kind]
+    if context:
+        prompt = around.format(PAIRED) + both.format(asked, context)
+    else:
+        prompt = around.format(TASK.format(".")) + without.format(asked)
+    before = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    said = ("what is " if kind == "jeopardy" else "") + answer
+    learned = [*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return [*before, *learned], [False] * len(before) + [True] * len(learned)
+
+
+@pytest.mark.parametrize("kind", STYLES)
+@pytest.mark.parametrize("context", ["", "Grey ones."])
+def test_alpacas_are_axolotls_prompter(kind, context):
+    data, encoder = axolotl({"type": kind})["data"], golden_encoder()
+    named = {"instruction": "question", "input": "category", "output": "answer"} if kind == "jeopardy" else None
+    assert data["train"].get("columns") == named  # of JeopardyPromptTokenizingStrategy
+    asked = ("Name a bird.", context)
+    record = Conversation((Turn("user", *asked), Turn("assistant", "Heron.")))
+    found = by_us(data["template"], record, encoder, encoding="parts")
+    assert found == prompted(kind, encoder.tokenizer, *asked, "Heron.")
+    turns = [{"role": "user", "content": asked[0], "input": context}, {"role": "assistant", "content": "Heron."}]
+    source = make_template(data["template"], encoder, (encoder.tokenizer.eos_token_id,)).jinja("<s>")
+    assert Environment().from_string(source).render(messages=turns) == encoder.tokenizer.decode(found[0])
+    for twin in STYLES.keys() - {kind}:
+        assert found != prompted(twin, encoder.tokenizer, *asked, "Heron.")
 
 
 def test_qwen_25_has_a_system_text_of_its_own():

@@ -10,7 +10,7 @@ Axolotl's: chat_template alpaca and phi_3 of version 0.18; its chatml, llama3 an
 
 from __future__ import annotations
 
-from surefoot.families.template_row import ALONE, Dialogue, Prompt
+from surefoot.families.template_row import ALONE, Dialogue, Prompt, PromptByInput
 
 PREFIX = "llamafactory-"
 _TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -154,20 +154,50 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
 )
 
 
-_TASK = (
-    "SYSTEM: Below is an instruction that describes a task{} "
-    "Write a response that appropriately completes the request.\n"
-)
+_TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
+_PAIRED = _TASK.format(", paired with an input that provides further context.")
+_ALONE = _TASK.format(".")
 
 AXOLOTL: tuple[Dialogue | Prompt, ...] = (
     Prompt(
         name="axolotl-alpaca-chat",
         about="Axolotl's data set type alpaca:chat: Alpaca's sentence, and USER and ASSISTANT in place of its headings",
-        header=_TASK.format("."),
-        header_input=_TASK.format(", paired with an input that provides further context."),
+        header=f"SYSTEM: {_ALONE}\n",
+        header_input=f"SYSTEM: {_PAIRED}\n",
         instruction="USER: {content}\n",
         input="{content}\n",
         response="ASSISTANT:",
+    ),
+    Prompt(
+        name="axolotl-alpaca-chatml",
+        about="Axolotl's data set type alpaca:chatml: Alpaca's sentence, and ChatML's turns in place of its headings",
+        header=f"<|im_start|>system\n{_ALONE}<|im_end|>\n",
+        header_input=f"<|im_start|>system\n{_PAIRED}<|im_end|>\n",
+        instruction="<|im_start|>user\n{content}",
+        input="\n{content}",
+        response="<|im_end|>\n<|im_start|>assistant\n",
+        control=("<|im_start|>", "<|im_end|>"),
+    ),
+    PromptByInput(
+        name="axolotl-alpaca-phi",
+        about="Axolotl's data set type alpaca:phi: Alpaca's sentence, and Phi-3's turns; an input follows the user's",
+        header=f"<|system|>\n{_ALONE}<|end|>\n",
+        header_input=f"<|system|>\n{_PAIRED}<|end|>\n",
+        instruction="<|user|>\n{content}<|end|>",
+        input="{content}",
+        response="\n<|assistant|>\n",
+        heading="<|assistant|>",
+        control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    ),
+    Prompt(
+        name="axolotl-jeopardy",
+        about="Axolotl's data set type jeopardy: Alpaca's prompt, and answers that begin with `what is`",
+        header=_ALONE,
+        header_input=_PAIRED,
+        instruction="\n\n### Instruction:\n{content}",
+        input="\n\n### Input:\n{content}",
+        response="\n\n### Response:\n",
+        lead="what is ",
     ),
     Dialogue(
         name="axolotl-alpaca",

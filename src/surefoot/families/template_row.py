@@ -160,6 +160,22 @@ class Prompt:
     control: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
 
+    @property
+    def after_input(self) -> str:
+        """The response's heading behind an input."""
+        return self.response
+
+
+@dataclass(frozen=True)
+class PromptByInput(Prompt):
+    """A prompt whose heading of the response is another behind an input: `heading`."""
+
+    heading: str = ""
+
+    @property
+    def after_input(self) -> str:
+        return self.heading
+
 
 @dataclass(frozen=True)
 class PromptInTurn(Prompt):

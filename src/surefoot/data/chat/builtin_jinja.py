@@ -66,7 +66,7 @@ def write_prompt(row: Prompt, bos: str, eos: str) -> str:
         f"{{{{- ns.system or {header} -}}}}",
         f"{{{{- {_fill(row.instruction, 'message.content')} -}}}}",
         f"{{%- if message.input -%}}{{{{- {_fill(row.input, 'message.input')} -}}}}{{%- endif -%}}",
-        *_print(row.response),
+        *_heading(row),
         "{%- elif message.role == 'assistant' and loop.last -%}",
         f"{{{{- {_quote(row.lead)} ~ {_THOUGHT} ~ message.content ~ {_quote(eos)} -}}}}",
         "{%- else -%}",
@@ -75,6 +75,12 @@ def write_prompt(row: Prompt, bos: str, eos: str) -> str:
         "{%- endfor -%}",
     ]
     return "\n".join(line for line in lines if line) + "\n"
+
+
+def _heading(row: Prompt) -> list[str]:
+    if row.after_input == row.response:
+        return _print(row.response)
+    return [f"{{{{- ({_quote(row.after_input)} if message.input else {_quote(row.response)}) -}}}}"]
 
 
 def _offer(layout: ToolLayout | None) -> list[str]:

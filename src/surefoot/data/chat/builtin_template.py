@@ -62,7 +62,7 @@ def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence
     segments += _around(row.instruction, [Segment(prompt.content, place, content=True)], place)
     if prompt.context:
         segments += _around(row.input, [Segment(prompt.context, place, content=True)], place)
-    segments.append(_words(row.response, place))
+    segments.append(_words(row.after_input if prompt.context else row.response, place))
     for turn in answers:
         answer = Segment(_thought(turn) + turn.content, place + 1, content=True, answer=True)
         segments += [_words(row.lead, place + 1, answer=True), answer, _words(eos, place + 1, answer=True)]

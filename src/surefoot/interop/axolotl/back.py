@@ -25,7 +25,21 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
     "qwen_25": ("qwen", "off"),
     "falcon_h1": ("chatml", "on"),
 }
-ALPACA: Mapping[Any, str] = {"alpaca": "alpaca", "alpaca:instruct": "alpaca", "alpaca:chat": "axolotl-alpaca-chat"}
+# Templates for one family of models -> a pattern of the names of its models. Their own template is used.
+OF_A_FAMILY: Mapping[str, str] = {
+    "qwen3": "qwen3|plano-", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
+    "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
+    "llama3_2_vision": "llama-3.2-.*vision", "cohere": "command-r", "deepseek_v2": "deepseek-v2",
+}  # fmt: skip
+ALPACA: Mapping[Any, str] = {
+    "alpaca": "alpaca",
+    "alpaca:instruct": "alpaca",
+    "alpaca:chat": "axolotl-alpaca-chat",
+    "alpaca:chatml": "axolotl-alpaca-chatml",
+    "alpaca:phi": "axolotl-alpaca-phi",
+    "jeopardy": "axolotl-jeopardy",
+}
+ITS_FIELDS = {"jeopardy": {"instruction": "question", "input": "category", "output": "answer"}}
 PAIRS = "chat_template.default"  # a prompt, which may be a text, and two answers, in the config's template
 FALLBACK = "tokenizer_default_fallback_"
 _STACKED = "experts."

@@ -11,7 +11,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.families.templates import OWN, OWN_OR, find_row, is_jinja
-from surefoot.interop.axolotl.back import ALPACA, FALLBACK, TEMPLATES
+from surefoot.interop.axolotl.back import ALPACA, FALLBACK, ITS_FIELDS, OF_A_FAMILY, TEMPLATES
 from surefoot.interop.axolotl.layouts import FIELDS, read_layout
 from surefoot.interop.axolotl.methods import method_of, stage_of
 from surefoot.interop.draft import Draft
@@ -22,19 +22,14 @@ from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
-# Templates for one family of models -> a pattern of the names of its models. Their own template is used.
-_OF_A_FAMILY: Mapping[str, str] = {
-    "qwen3": "qwen3|plano-", "qwen3_5": "qwen3.5", "qwen2_vl": "vl", "gemma3n": "gemma-3n", "gemma4": "gemma-4",
-    "gemma4_unified": "gemma-4", "llama4": "llama-4", "llava": "llava", "pixtral": "pixtral", "jamba": "jamba",
-    "llama3_2_vision": "llama-3.2-.*vision", "cohere": "command-r", "deepseek_v2": "deepseek-v2",
-}  # fmt: skip
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
 _TEMPLATE_WORDS = ("chat_template", "chat_template_jinja")
-_LISTED = ("ds_type", "trust_remote_code", "shards", "shards_idx", "preprocess_shards", "input_format")
-_WITHOUT = {"trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
+_SHARDS = ("shards", "shards_idx")
+_LISTED = ("ds_type", "trust_remote_code", "preprocess_shards", "input_format")
+_WITHOUT = {**dict.fromkeys(_SHARDS, "as many of the shuffled records; the shuffle is surefoot's own"),
+            "trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
     ("field_thinking", "template_thinking_key"), "thoughts in this field of an answer are learned")}  # fmt: skip
-_LISTED_ONLY_IF_WHOLE = ("shards", "shards_idx")
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
 _READ = (
     "path",
@@ -51,7 +46,7 @@ _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
 _DROPPED = "drop_system_message"
 _THOUGHTS = ("field_thinking", "template_thinking_key")  # thoughts in these fields of an answer are read and learned
 _READ_THOUGHTS = ("thinking", "reasoning_content")
-_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED, _DROPPED)
+_ENTRY = (*_READ, *_SOURCE, *_CONVERTED, *_TRAINED, *_THOUGHTS, *_LISTED, *_SHARDS, _DROPPED)
 _COMPARED = (*(key for key in _ENTRY if key not in (*_TRAINED, "field", _DROPPED)), *FIELDS)
 PRETRAINING = "pretraining_dataset"
 _TEXTS = ("path", "type", "data_files", "text_column", *_SOURCE, "ds_type", "trust_remote_code")
@@ -95,13 +90,10 @@ class Sources:
             if given.get(key, "thinking") not in _READ_THOUGHTS:
                 what = f"surefoot reads thoughts from {' or '.join(_READ_THOUGHTS)}"
                 self._refuse(number, key, what, "rename the field in the data")
-        for key in (*_LISTED, *_THOUGHTS):
-            if key in given:
-                word, where = f"{self.name}[{number}].{key}: {shown(given[key])}", self.draft.where(self.name)
-                self.draft.add_note(Note(word, "listed", (), _WITHOUT.get(key, "affects loading only"), where))
-        for key in _LISTED_ONLY_IF_WHOLE:
-            if given.get(key):
-                self._refuse(number, key, "selects a part of the data", "use max_samples in surefoot's config")
+        for key in (key for key in (*_LISTED, *_THOUGHTS, *_SHARDS) if key in given):
+            word, where = f"{self.name}[{number}].{key}: {shown(given[key])}", self.draft.where(self.name)
+            outcome, keys = ("changed", ("data.train",)) if key in _SHARDS else ("listed", ())
+            self.draft.add_note(Note(word, outcome, keys, _WITHOUT.get(key, "affects loading only"), where))
         path = given.get("path")
         if not isinstance(path, str):
             self._refuse(number, "path", "is required", "give a file, a folder or a hub dataset")
@@ -109,6 +101,7 @@ class Sources:
         source: dict[str, Any] = {"path": self._file(number, path, given)}
         source |= {ours: given[theirs] for theirs, ours in _SOURCE.items() if theirs in given}
         self._part(number, source)
+        self._shard(number, given, source)
         if str(source["path"]).endswith(DATA_SUFFIXES):
             source.pop("split", None)  # a file has one split
         elif self.name == "test_datasets":
@@ -128,6 +121,17 @@ class Sources:
             self._refuse(number, "split", refusal.what, refusal.fix)
             return
         source |= part
+
+    def _shard(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
+        """Translate `shards` and `shards_idx`: one of so many equal parts, usually the first."""
+        count, place = given.get("shards") or 1, given.get("shards_idx", 0)
+        if not isinstance(count, int) or not isinstance(place, int) or not 0 <= place < count:
+            self._refuse(number, "shards", f"expected numbers, shards_idx below shards, got {place} of {count}")
+        elif count > 1 and ("share" in source or "max_samples" in source):
+            self._refuse(number, "shards", "split selects a part already", "keep one")
+        elif count > 1:
+            of = [size for size in (place, 1, count - place - 1) if size]
+            source["share"] = {"of": of, "take": 2 if place else 1}
 
     def _file(self, number: int, path: str, given: Mapping[str, Any]) -> str:
         """Return the data file: `path: json` with data_files names files, as in datasets.load_dataset."""
@@ -155,6 +159,8 @@ class Sources:
             self._compared(self.stage, number, given, source)
         elif isinstance(kind, str) and kind in ALPACA:
             source["format"] = "alpaca"
+            if kind in ITS_FIELDS:
+                source["columns"] = ITS_FIELDS[kind]
             self._conversations(ALPACA[kind])
         elif kind in ("chat_template", "chat_template.default"):
             self.uses_turns = True
@@ -171,7 +177,7 @@ class Sources:
             source["format"] = "tokens"  # input_ids and labels, as the file has them
             self.kinds.add("tokens")
         else:
-            fix = "use alpaca, alpaca:chat, chat_template or completion"
+            fix = f"use chat_template, completion, {', '.join(ALPACA)}"
             self._refuse(number, "type", f"surefoot does not support the layout {shown(kind)} of Axolotl", fix)
 
     def _compared(self, stage: str, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
@@ -241,7 +247,7 @@ class Sources:
         if _is_own(requested):
             return requested
         name = requested.removeprefix(FALLBACK)
-        if name in _OF_A_FAMILY and re.search(_OF_A_FAMILY[name], str(self.draft["base_model"]).lower()):
+        if name in OF_A_FAMILY and re.search(OF_A_FAMILY[name], str(self.draft["base_model"]).lower()):
             self.draft.note("chat_template", "changed", _OWN_INSTEAD)
             return OWN
         if name not in TEMPLATES:

@@ -51,18 +51,20 @@ _ONE_PASS = "Axolotl reads it only beside gradient_accumulation_steps: null, and
 _LONG_ROWS = ("flash_attention_2", *_EXACT, *_KERNELS)  # without padding the rows of a pass are joined into one
 
 
+_SHUFFLED_ONCE = "Axolotl shuffles several data sets once and keeps this order; here every epoch has its own"
+_FIRST_FIT = "an example of a shuffled epoch goes into the first row with room for it, there into the last one"
+
+
 def set_order(draft: Draft) -> None:
     """Set data.order. Without curriculum_sampling Axolotl shuffles in every epoch, whatever it did before."""
     in_turn, merged = draft["sample_packing_sequentially"], draft["shuffle_merged_datasets"]
-    if not draft["curriculum_sampling"]:
-        draft.drop("every epoch is shuffled with the seed", "shuffle_merged_datasets", "curriculum_sampling")
-        if in_turn:
-            what = "surefoot fills rows in turn only with examples in the order of the files"
-            draft.refuse("sample_packing_sequentially", what, "add curriculum_sampling: true, or leave it out")
-        return
-    if merged and len(draft["datasets"] or ()) > 1:
-        what = "Axolotl shuffles several data sets once before it takes them in turn"
-        draft.refuse("curriculum_sampling", what, "set shuffle_merged_datasets: false")
+    mixed = merged and len(draft["datasets"] or ()) > 1
+    if mixed or not draft["curriculum_sampling"]:
+        draft.drop("every epoch is shuffled with the seed", "shuffle_merged_datasets")
+        draft.note("curriculum_sampling", "changed" if draft["curriculum_sampling"] else "listed", _SHUFFLED_ONCE)
+        draft.note(
+            "sample_packing_sequentially", "changed" if in_turn and draft["sample_packing"] else "listed", _FIRST_FIT
+        )
         return
     filled = "" if in_turn or not draft["sample_packing"] else "rows are filled in the order of the files here"
     draft.set("data.order", "file", "curriculum_sampling", why=filled)
@@ -113,10 +115,20 @@ def _set_rows(draft: Draft, passes: int, decides: str) -> None:
               why=_ROWS if form in (*_LONG_ROWS, "sdpa", "eager") else f"{_ROWS}; {_MIXED}")  # fmt: skip
 
 
+# axolotl-contribs-mit 0.0.6: MuonOptimizerFactory, and with a device mesh DistMuonOptimizerFactory.
+_MUON = (
+    "Axolotl's muon never trains biases and norms; where weights are sharded it trains them, but without Nesterov's "
+    "momentum, and scales a step by the root of outputs / inputs"
+)
+
+
 def set_steps(draft: Draft) -> None:
     _set_batch(draft)
     set_duration(draft, "num_epochs", "max_steps")
-    set_optimizer(draft, "optimizer")
+    if draft["optimizer"] == "muon":
+        draft.refuse("optimizer", _MUON, "write optim.name: muon into surefoot's config")
+    else:
+        set_optimizer(draft, "optimizer")
     if set_schedule_name(draft, "lr_scheduler", "warmup_steps", "warmup_ratio"):
         _set_warmup(draft)
     _set_floor(draft)
