@@ -8,7 +8,7 @@ TOOLS_SETUP := $(TOOLS)/.installed
 QAT := build/qat
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness takeover qat triton conformance served grpo-vllm served-llamacpp bench rehearsal rehearsal-qat test-gpu bench-gpu gpu-report clean
+.PHONY: help setup quickstart test suite beside lint site types contracts test-older-cpus test-long soak audit lock harness takeover qat triton seeing conformance served grpo-vllm served-llamacpp bench rehearsal rehearsal-qat test-gpu bench-gpu gpu-report clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -57,7 +57,7 @@ contracts: $(SETUP)
 
 test-long: $(SETUP) test-older-cpus  ## everything marked slow: whole matrices of kills, ranks and commands; and the suite as on older processors
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not rehearsal"
-	$(MAKE) rehearsal rehearsal-qat triton
+	$(MAKE) rehearsal rehearsal-qat triton seeing
 
 soak: $(SETUP)  ## random faults and millions of inputs with fresh seeds; SOAK="--scale 0.01" for less
 	$(BIN)/pytest -n 2 --dist worksteal -m soak tests/faults tests/exactness $(SOAK)
@@ -91,6 +91,13 @@ qat: $(QAT)/.installed  ## the tests of quantisation-aware training, with torcha
 triton: $(SETUP)  ## DoRA's kernels for GPUs in Triton's interpreter, which this installs into build/triton first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/triton triton==3.6.0
 	TRITON_INTERPRET=1 PYTHONPATH=build/triton $(BIN)/pytest tests/kernels/test_dora_gpu.py
+
+# torchvision's kernels are for torch with CUDA, and its import asks for them (tests/helpers/torchvision_operators.py).
+seeing: $(SETUP)  ## models whose pictures transformers reads with torchvision or timm, which this installs into build/vision first (40 MB)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/vision \
+		-c constraints.txt torchvision timm
+	PYTHONPATH=build/vision $(BIN)/pytest -m "not slow" tests/data/test_picture_families.py tests/runs/test_picture_families_run.py \
+		tests/runs/test_vision_parts.py tests/planning/test_vision.py
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

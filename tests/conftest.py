@@ -30,6 +30,7 @@ from helpers.fork_server import ForkServer
 from helpers.no_fsync import unflushed
 from helpers.python_on_path import served_python
 from helpers.tiers import representatives
+from helpers.torchvision_operators import declare_operators
 from helpers.unlaid_tables import unlaid_tables
 
 
@@ -44,6 +45,7 @@ def pytest_collection_finish():
     sys.dont_write_bytecode = _WRITES_NO_BYTECODE
 
 
+declare_operators()
 # No deadlines: a shared machine can be slow for a moment. derandomize: a failure here is a failure everywhere.
 settings.register_profile("surefoot", deadline=None, derandomize=True)
 settings.load_profile("surefoot")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,11 +17,13 @@ from helpers.prepared import prepared as prepare
 from helpers.seeing import picture
 from helpers.seeing_families import FAMILIES, reference, seeing_family
 from surefoot.data.batching.loader import Layout, example_batches
+from surefoot.data.formats.conversation import RowFault
 from surefoot.data.tokenize import picture_processor
-from surefoot.data.tokenize.picture_processor import read_processor
+from surefoot.data.tokenize.picture_processor import check_max_pixels, read_processor
 from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.models.forward import _joined
 from surefoot.models.load import load_tokenizer
+from surefoot.system.errors import EnvironmentFault
 
 SIZES = {"red": (56, 56), "blue": (90, 40), "green": (30, 64)}
 
@@ -68,7 +72,7 @@ def test_ids_and_pixels_are_those_of_transformers_processor(family):
     assert torch.equal(batch.seen, (expected["input_ids"] == token).int())
     found = dict(batch.pixels[0])
     named = {"pixel_values", "pixel_attention_mask", "image_sizes", "image_position_ids"} & set(expected)
-    named |= {"image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask"} & set(expected)
+    named |= {"image_grid_thw", "aspect_ratio_ids", "aspect_ratio_mask", "spatial_shapes"} & set(expected)
     assert set(found) == named
     assert all(torch.equal(found[key], expected[key]) for key in found)
     twin = processor(text=[text], images=[images[::-1]], return_tensors="pt", add_special_tokens=False)
@@ -125,6 +129,7 @@ def _written(name):
     """Tokens that the family's processor writes for a picture."""
     beside = {"<end_of_utterance>", "<|turn>", "<turn|>", "<|video|>", "<s>", "</s>", "[INST]", "[/INST]"}
     beside |= {"[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|begin_of_sentence|>"}
+    beside |= {"<|startoftext|>"}
     return [one for one in FAMILIES[name].tokens if one not in beside and "audio" not in one]
 
 
@@ -163,11 +168,13 @@ def test_samples_name_each_picture_once(family):
 
 LIMITS = {
     "gemma4": (70 * 48 * 48, 140 * 48 * 48),
+    "gemma4_unified": (70 * 48 * 48, 140 * 48 * 48),
     "smolvlm": (32 * 32, 64 * 64),
     "mistral3": (64 * 64, 128 * 128),
     "internvl": (16 * 16, 4 * 16 * 16),
     "glm46v": (32 * 32, 64 * 64),
     "paddleocr_vl": (32 * 32, 64 * 64),
+    "lfm2_vl": (2 * 16 * 16, 4 * 32 * 32),
 }
 
 
@@ -211,6 +218,15 @@ def test_a_named_template_writes_pictures_where_they_stand(tmp_path, name):
     assert dict(batch.pixels[0])["pixel_values"].shape[0] == 3
 
 
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="with torchvision it opens")
+def test_a_package_that_the_processor_needs_is_named(tmp_path):
+    for name in ("Lfm2VlImageProcessor", "Lfm2VlImageProcessorFast"):  # transformers says it in other words
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name}))
+        with raises_fault("SF-PACKAGE", str(tmp_path), "torchvision", remedy=["vision"]) as caught:
+            check_max_pixels(tmp_path, 10**6)
+        assert isinstance(caught.value, EnvironmentFault)
+
+
 def test_texts_without_pictures_go_through_a_template_of_parts(family):
     _, base, folder = family
     turns = [{"role": "user", "content": "say red"}, {"role": "assistant", "content": "red"}]
@@ -237,18 +253,48 @@ def test_llava_next_counts_the_features_of_every_shape_as_transformers_does(tmp_
     assert len(set(expected)) > 4
 
 
-def test_the_others_count_the_features_of_every_shape_as_transformers_does(tmp_path):
-    counted = {
-        "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
-        "gemma4": ("<|image|>",),
-        "internvl": ("<img>", "<IMG_CONTEXT>", "</img>"),
-        "glm46v": ("<|image|>",),
-    }
-    for name, names in counted.items():
-        base = seeing_family(name, tmp_path / name)
-        found, processor = read_processor(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
-        sizes = [(height, width) for height in range(8, 400, 37) for width in range(8, 400, 41)]
-        expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
-        texts = [found._text(width, height) for height, width in sizes]
-        assert [sum(text.count(one) for one in names) for text in texts] == list(expected)
-        assert len(set(expected)) > 4
+COUNTED = {
+    "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+    "gemma4": ("<|image|>",),
+    "gemma4_unified": ("<|image|>",),
+    "internvl": ("<img>", "<IMG_CONTEXT>", "</img>"),
+    "glm46v": ("<|image|>",),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_others_count_the_features_of_every_shape_as_transformers_does(tmp_path, name):
+    base = seeing_family(name, tmp_path / name)
+    found, processor = read_processor(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
+    sizes = [(height, width) for height in range(8, 400, 37) for width in range(8, 400, 41)]
+    expected = processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"]
+    texts = [found._text(width, height) for height, width in sizes]
+    assert [sum(text.count(one) for one in COUNTED[name]) for text in texts] == list(expected)
+    assert len(set(expected)) > 4
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl"])
+def test_what_is_written_for_every_shape_is_what_the_processor_writes_for_its_pixels(tmp_path, name):
+    """Of the families whose processors count no tokens by size."""
+    base = seeing_family(name, tmp_path / name)
+    found, processor = read_processor(str(base), TextEncoder(load_tokenizer(base))), reference(name, base)
+    written, refused = set(), 0
+    for height, width in product(range(8, 300, 41), range(8, 300, 37)):
+        images = [[Image.new("RGB", (width, height))]]
+        try:
+            made, (expected,) = processor._process_images(images, **ASKED[name])
+            fits = len(made["pixel_values"][0]) == len(made.get("pixel_attention_mask", made["pixel_values"])[0])
+        except RuntimeError:
+            fits = False
+        if not fits:  # of a narrow picture more patches than the mask has places for, which no forward takes
+            refused += 1
+            with pytest.raises(RowFault):
+                found.tokens(width, height)
+            continue
+        assert found._text(width, height) == expected
+        written.add(expected)
+    assert len(written) > 4
+    assert refused
+
+
+ASKED = {"lfm2_vl": {"use_image_special_tokens": True, "return_row_col_info": True}}

@@ -10,10 +10,11 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     CONFIG_MAPPING,
@@ -82,6 +83,11 @@ _PADDLE = (
     "{% else %}{{ message.content[0].text }}{% endif %}</s>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
+_LFM2 = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    + _EITHER.replace(" | trim", "")
+    + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _CLIP = {
     "model_type": "clip_vision_model",
@@ -105,6 +111,7 @@ class _Family:
     eye_class: image processor class in the published preprocessor_config.json; pil: the one that writes the file here.
     settings: content of processor_config.json.
     roles: special tokens by the tokenizer's names for them.
+    package: that transformers sees with, besides those of surefoot; the family's tests skip without it.
     """
 
     template: str
@@ -121,6 +128,7 @@ class _Family:
     roles: dict[str, str] = field(default_factory=dict)
     gemma: bool = False
     text: dict[str, Any] = field(default_factory=dict)
+    package: str = ""
 
     @property
     def image(self) -> str:
@@ -145,6 +153,29 @@ _SMOL = _Family(
     eye={"image_size": 32},
     others={"scale_factor": 2},
 )
+_GEMMA4 = _Family(
+    template=_GEMMA.replace("BEGIN", "<|turn>").replace("END", "<turn|>"),
+    stop="<turn|>",
+    tokens=(
+        *("<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>", "<|video|>"),
+        *("<|audio>", "<|audio|>", "<audio|>"),
+    ),
+    roles={
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    },
+    processor=("gemma4", "Gemma4Processor"),
+    pil=("gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
+    eye_class="Gemma4ImageProcessorFast",
+    size={"max_soft_tokens": 70},
+    settings={},
+    gemma=True,
+    text={"use_bidirectional_attention": "vision"},
+)
 FAMILIES = {
     "gemma3": _Family(
         template=_GEMMA.replace("BEGIN", "<start_of_turn>").replace("END", "<end_of_turn>"),
@@ -159,35 +190,13 @@ FAMILIES = {
         eye={"image_size": 32},
         gemma=True,
     ),
-    "gemma4": _Family(
-        template=_GEMMA.replace("BEGIN", "<|turn>").replace("END", "<turn|>"),
-        stop="<turn|>",
-        tokens=(
-            "<|turn>",
-            "<turn|>",
-            "<|image>",
-            "<|image|>",
-            "<image|>",
-            "<|video|>",
-            "<|audio>",
-            "<|audio|>",
-            "<audio|>",
-        ),
-        roles={
-            "image_token": "<|image|>",
-            "boi_token": "<|image>",
-            "eoi_token": "<image|>",
-            "audio_token": "<|audio|>",
-            "boa_token": "<|audio>",
-            "eoa_token": "<audio|>",
-        },
-        processor=("gemma4", "Gemma4Processor"),
-        pil=("gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
-        eye_class="Gemma4ImageProcessorFast",
-        size={"max_soft_tokens": 70},
-        settings={},
-        gemma=True,
-        text={"use_bidirectional_attention": "vision"},
+    "gemma4": _GEMMA4,
+    "gemma4_unified": replace(
+        _GEMMA4,
+        processor=("gemma4_unified", "Gemma4UnifiedProcessor"),
+        pil=("gemma4_unified.image_processing_gemma4_unified", "Gemma4UnifiedImageProcessor"),
+        eye_class="Gemma4UnifiedImageProcessor",
+        package="torchvision",
     ),
     "internvl": _Family(
         template=_INTERNVL,
@@ -297,6 +306,25 @@ FAMILIES = {
         eye={"image_size": 64},
         others={"spatial_merge_size": 2},
     ),
+    "lfm2_vl": _Family(
+        template=_LFM2.replace("MARK", "<image>"),
+        stop="<|im_end|>",
+        tokens=(
+            "<|startoftext|>",
+            "<image>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|img_thumbnail|>",
+            *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
+        ),
+        roles={"image_token": "<image>", "bos_token": "<|startoftext|>"},
+        processor=("lfm2_vl", "Lfm2VlProcessor"),
+        pil=("lfm2_vl.image_processing_lfm2_vl", "Lfm2VlImageProcessor"),
+        eye_class="Lfm2VlImageProcessorFast",
+        size={"encoder_patch_size": 8, "tile_size": 32, "min_image_tokens": 2, "max_image_tokens": 4, "max_tiles": 6},
+        settings={},
+        package="torchvision",
+    ),
     "mllama": _Family(
         template=_MLLAMA,
         stop="<|eot_id|>",
@@ -314,6 +342,8 @@ FAMILIES = {
 def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a model folder that `from_pretrained` reads."""
     family = FAMILIES[name]
+    if family.package:
+        pytest.importorskip(family.package)
     _tokenizer(family, folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer.get_vocab()
@@ -380,8 +410,9 @@ def reference(name: str, folder: Path) -> Any:
         setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))
     made = kind.__new__(kind)
     init: Callable[..., None] = getattr(kind.__init__, "__wrapped__", kind.__init__)
-    beside = {"video_processor": None} if name in ("smolvlm", "gemma4", "internvl", "glm46v") else {}
-    beside |= {"feature_extractor": None} if name == "gemma4" else {}
+    gemma4 = ("gemma4", "gemma4_unified")
+    beside = {"video_processor": None} if name in (*gemma4, "smolvlm", "internvl", "glm46v") else {}
+    beside |= {"feature_extractor": None} if name in gemma4 else {}
     made.check_argument_for_proper_class = lambda *given: None
     eye = AutoImageProcessor.from_pretrained(folder, backend="pil")
     init(

@@ -65,6 +65,13 @@ _MLLAMA_EYE = {
     "intermediate_layers_indices": [0],
     "vision_output_dim": 32,
 }
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 0,
+}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # model_type -> text_config, vision_config and what stands beside them.
@@ -91,15 +98,7 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"mm_tokens_per_image": 4},
     ),
     "gemma4": (
-        _TEXT
-        | {
-            "head_dim": 8,
-            "global_head_dim": 16,
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 0,
-        },
+        _TEXT | _GEMMA4 | {"hidden_size_per_layer_input": 8},
         {
             "hidden_size": 16,
             "intermediate_size": 24,
@@ -110,6 +109,7 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "gemma4_unified": (_TEXT | _GEMMA4, {"mm_embed_dim": 16, "output_proj_dims": 16}, {}),
     "mistral3": (
         _TEXT | {"model_type": "mistral", "head_dim": 8, "sliding_window": None},
         _PIXTRAL,
@@ -144,6 +144,11 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         _TEXT | _MROPE | {"model_type": "glm4v_text"},
         _QWEN_EYE | {"model_type": "glm4v_vision", "out_hidden_size": 32, "image_size": 32, "patch_size": 8},
         {},
+    ),
+    "lfm2_vl": (
+        _TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        _SIGLIP | {"model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
+        {"projector_hidden_size": 24},
     ),
     "internvl": (
         _TEXT | {"model_type": "qwen3", "head_dim": 8},

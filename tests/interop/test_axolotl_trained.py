@@ -11,7 +11,7 @@ import transformers
 
 from interop.axolotl_configs import CHAT, LORA, axolotl, refused
 from interop.small_configs import outcome
-from surefoot.interop.axolotl.trained import _NOT_LINEAR, TOWERS, _every, _freezes
+from surefoot.interop.axolotl.trained import TOWERS, _every, _freezes, is_linear
 from surefoot.planning.trained import trains
 
 
@@ -37,6 +37,8 @@ def test_pictures_of_the_qwen_families() -> None:
     assert axolotl(**CHAT, **OWN).config["data"]["encoding"] == "whole"  # twin: texts
     llama = SEEING | {"base_model": "alpindale/Llama-3.2-11B-Vision-Instruct", "chat_template": "llama3_2_vision"}
     assert axolotl(**CHAT, **llama).config["data"]["template"] == "tokenizer"
+    unified = SEEING | {"base_model": "google/gemma-4-12B-it", "chat_template": "gemma4_unified"}
+    assert axolotl(**CHAT, **unified).config["vision"] == {"projector": "trained"}  # it has no tower
     frozen = {"tower": "frozen", "projector": "frozen"}
     assert axolotl(**CHAT, **SEEING, freeze_mm_modules=True).config["vision"] == frozen
     assert refused(**CHAT, chat_template="qwen2_vl") == {"datasets"}  # a text model
@@ -53,6 +55,12 @@ def _seeing(name: str, eye: str = "") -> Any:
     return getattr(transformers, f"{name}Config")(**vision)
 
 
+def _without_head(name: str) -> Any:
+    return getattr(transformers, f"{name}Config")(
+        vision_config={"model_type": "siglip2_vision_model", "vision_use_head": False}
+    )
+
+
 # The name of a published model -> transformers' class, and a config of its family.
 MODELS = {
     "Qwen/Qwen2-VL-7B-Instruct": ("Qwen2VL", lambda: _seeing("Qwen2VL")),
@@ -61,6 +69,8 @@ MODELS = {
     "Qwen/Qwen3.5-9B": ("Qwen3_5", lambda: _seeing("Qwen3_5")),
     "google/gemma-3-4b-it": ("Gemma3", lambda: _seeing("Gemma3")),
     "google/gemma-4-E2B-it": ("Gemma4", lambda: _seeing("Gemma4", "Gemma4VisionConfig")),
+    "google/gemma-4-12B-it": ("Gemma4Unified", lambda: _seeing("Gemma4Unified", "Gemma4UnifiedVisionConfig")),
+    "LiquidAI/LFM2-VL-450M": ("Lfm2Vl", lambda: _without_head("Lfm2Vl")),
     "llava-hf/llava-1.5-7b-hf": ("Llava", lambda: _llava("CLIPVisionConfig")),
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": ("SmolVLM", lambda: _seeing("SmolVLM")),
     "OpenGVLab/InternVL3_5-8B-HF": ("InternVL", lambda: _seeing("InternVL")),
@@ -86,10 +96,10 @@ def test_modules_of_a_tower_are_transformers(base: str) -> None:
     }
     merger = {"visual.merger.mlp.0", "visual.merger.mlp.2"}  # these numbers are no layer's
     held = {name if name in merger else re.sub(r"\.\d+\.", ".0.", name) for name in kinds}
-    (found,) = [modules for family, modules in TOWERS.items() if re.search(family, base.lower())]
+    ((family, found),) = [one for one in TOWERS.items() if re.search(one[0], base.lower())]
     assert held == set(found)
     assert {f"model.{name}" for name in kinds} <= set(_every(found))
-    assert {name for name in kinds if not _NOT_LINEAR.search(name)} == {
+    assert {name for name in kinds if is_linear(name, family)} == {
         name for name, kind in kinds.items() if kind.__name__.endswith("Linear")
     }
     assert {name for name in kinds if _freezes(name)} == {name for name in kinds if PREFIXES & set(name.split("."))}
@@ -99,9 +109,7 @@ def test_modules_of_a_tower_are_transformers(base: str) -> None:
 PREFIXES = {"vision_tower", "vision_model", "vision_encoder", "embed_vision", "multi_modal_projector", "visual"}
 
 
-@pytest.mark.parametrize(
-    "base", ["meta-llama/Llama-3.2-3B", "google/gemma-3n-E2B-it", "google/gemma-4-12B-it", "my-model"]
-)
+@pytest.mark.parametrize("base", ["meta-llama/Llama-3.2-3B", "google/gemma-3n-E2B-it", "my-model"])
 def test_families_that_are_not_seen_with_are_refused(base: str) -> None:
     assert refused(**CHAT, base_model=base, processor_type="AutoProcessor") == {"processor_type"}
 

@@ -30,6 +30,7 @@ from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import state_bytes
 from surefoot.planning.vision import plan_vision, with_trained_vision
 
+LACKING = [("gemma4_unified", "tower")]
 QWEN = ("qwen2_5_vl", "qwen3_vl")
 BOTH = {"tower": "trained", "projector": "trained"}
 LORA = {"kind": "lora", "rank": 2, "dropout": 0.1}
@@ -45,7 +46,7 @@ def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
     names = [one for one in wrapper_parameters(model) if part_of(one)]
     for part in PARTS:
         modules = modules_of(part, names)
-        assert modules
+        assert bool(modules) == ((name, part) not in LACKING)
         assert not any(isinstance(model.get_submodule(one), nn.ModuleList | nn.ModuleDict) for one in modules)
         held = [f"{one}.{own}" for one in modules for own, _ in model.get_submodule(one).named_parameters()]
         assert sorted(held) == sorted(one for one in names if part_of(one) == part)
@@ -70,6 +71,8 @@ def test_gradients_are_those_of_autograd(tmp_path, name):
     largest = max(float(one.abs().max()) for one in gradients.values())
     found = {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
     for part in PARTS:
+        if (name, part) in LACKING:
+            continue
         own = [key for key in gradients if part_of(key) == part]
         assert any(float(gradients[key].abs().max()) > 0 for key in own)
         for key in own:

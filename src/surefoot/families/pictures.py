@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -212,8 +213,53 @@ def _limit_internvl(processor: Any, most: int) -> int:
     return 0 if most >= tile else tile
 
 
+def _lfm2(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
+    """The whole image; a large one is tiles row by row, each with its position, and then the downscaled image."""
+    patch, joined = processor.encoder_patch_size, processor.downsample_factor
+    most = {"max_image_tokens": processor.max_image_tokens, "encoder_patch_size": patch, "downsample_factor": joined}
+    sides = processor.smart_resize(height, width, min_image_tokens=processor.min_image_tokens, **most)
+    named = settings.get("use_image_special_tokens", True)
+    begin, end, small = ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>") if named else ("", "", "")
+    count = math.prod(math.ceil(side // patch / joined) for side in sides)
+    fewest, tiles, tile = processor.min_tiles, processor.max_tiles, processor.tile_size
+    of_tile = math.ceil(tile // patch / joined) ** 2
+    if count > max(processor.max_image_tokens, of_tile * processor.do_image_splitting):
+        raise ValueError("one side is too long for the other")
+    whole, features = "<image>" * count, "<image>" * of_tile
+    tolerance = processor.max_pixels_tolerance
+    splits = processor.do_image_splitting and not fewest == tiles == 1
+    if not splits or not processor._is_image_too_large(height, width, max_pixels_tolerance=tolerance, **most):
+        return begin + whole + end
+    columns, rows, *_ = processor._get_grid_layout(height, width, fewest, tiles, tile)
+    text = begin
+    for row, column in product(range(1, rows + 1), range(1, columns + 1)):
+        text += (f"<|img_row_{row}_col_{column}|>" if named else "") + features
+    return text + (small + whole if processor.use_thumbnail else "") + end
+
+
+def _limit_lfm2(processor: Any, most: int) -> int:
+    """As many tiles as fit; where too few do, the whole image alone."""
+    feature, tile = (processor.encoder_patch_size * processor.downsample_factor) ** 2, processor.tile_size**2
+    least = processor.min_image_tokens * feature
+    if most < least:
+        return least
+    processor.max_tiles = min(processor.max_tiles, most // tile)
+    processor.do_image_splitting = processor.do_image_splitting and processor.min_tiles <= processor.max_tiles
+    processor.max_image_tokens = min(processor.max_image_tokens, most // feature)
+    return 0
+
+
 _PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+_LFM2_PLACES = tuple(f"<|img_row_{row}_col_{column}|>" for row, column in product(range(1, 11), range(1, 11)))
 _GLM = _merged("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", _limit_glm)
+_GEMMA4 = PictureRow(
+    mark="<|image|>",
+    token="<|image|>",
+    tokens=("<|image>", "<|image|>", "<image|>"),
+    write=_gemma4,
+    inputs=("pixel_values", "image_position_ids"),
+    limit=_limit_gemma4,
+)
 _IDEFICS3 = PictureRow(
     mark="<image>",
     token="<image>",
@@ -236,14 +282,8 @@ ROWS: Mapping[str, PictureRow] = {
         write=_gemma3,
         inputs=("pixel_values",),
     ),
-    "Gemma4ImageProcessor": PictureRow(
-        mark="<|image|>",
-        token="<|image|>",
-        tokens=("<|image>", "<|image|>", "<image|>"),
-        write=_gemma4,
-        inputs=("pixel_values", "image_position_ids"),
-        limit=_limit_gemma4,
-    ),
+    "Gemma4ImageProcessor": _GEMMA4,
+    "Gemma4UnifiedImageProcessor": _GEMMA4,  # 12B, which has no tower: its projector reads the pixels
     "InternVLProcessor": PictureRow(  # the image processor is GOT-OCR2's
         mark="<IMG_CONTEXT>",
         token="<IMG_CONTEXT>",
@@ -267,6 +307,15 @@ ROWS: Mapping[str, PictureRow] = {
         inputs=("pixel_values", "image_sizes"),
         limit=_limit_pixtral,
         calls=lambda settings: {"patch_size": _pixtral_side(settings)},
+    ),
+    "Lfm2VlImageProcessor": PictureRow(
+        mark="<image>",
+        token="<image>",
+        tokens=("<image>",),
+        write=_lfm2,
+        inputs=("pixel_values", "pixel_attention_mask", "spatial_shapes"),
+        limit=_limit_lfm2,
+        others=("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *_LFM2_PLACES),
     ),
     "MllamaImageProcessor": PictureRow(  # its tiles are read by cross-attention and take no positions of the text
         mark="<|image|>",

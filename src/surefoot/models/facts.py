@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Config keys for how many patches, in height and in width, become one image token.
-_JOINED = ("spatial_merge_size", "scale_factor", "pooling_kernel_size")
+_JOINED = ("spatial_merge_size", "scale_factor", "pooling_kernel_size", "downsample_factor")
 # Config keys that facts are made of. Config classes with other names map these to their own (`attribute_map`).
 _KEYS = (
     "hidden_size",

@@ -37,12 +37,13 @@ from surefoot.data.tokenize.segments import Segment, TextEncoder
 from surefoot.families.files import PROCESSOR_FILES, read_json_if_there
 from surefoot.families.pictures import PictureRow, picture_row
 from surefoot.system import hardware
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _MOST_PIXELS = 1 << 26  # per file: 67 million, 200 MB as RGB; more is treated as an attack or a mistake
 _MOST_BYTES = 1 << 28
 _ORIENTATION = 0x0112  # EXIF tag; values from 5 swap width and height
+_MISSING = re.compile(r"(?:Missing optional dependencies:|requires the) (\w+)")  # transformers' words
 Look = Callable[[str], Picture]
 _CODE = "SF-DATA-PICTURE"
 _FETCHED = ("http://", "https://", "data:", "s3://", "gs://", "hf://")
@@ -84,7 +85,11 @@ def _processor(folder: Path, row: PictureRow, max_pixels: int | None) -> Any:
         found: Any = AutoImageProcessor.from_pretrained(
             folder, backend="pil", trust_remote_code=False, local_files_only=True
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
+        if missing := _MISSING.search(str(error)):
+            what = f"transformers reads its pictures with the package {missing[1].lower()}, which is not installed"
+            fix = "pip install 'surefoot[vision]'"
+            raise EnvironmentFault(Fault(str(folder), what, fix, code="SF-PACKAGE")) from error
         what = f"the image processor cannot be loaded: {' '.join(str(error).split())[:200]}"
         fix = "use the model's original files"
         raise InputError(Fault(str(folder), what, fix, code="SF-MODEL-KIND")) from error

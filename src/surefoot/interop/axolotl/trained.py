@@ -8,7 +8,7 @@ patterns of whole module names. Facts: `_build_peft_lora_config`, `find_all_line
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from surefoot.config.sections import PATTERN
 from surefoot.families.pictures import PARTS, part_of
@@ -100,8 +100,9 @@ def set_vision(draft: Draft) -> None:
     by = "lora_target_linear" if draft["lora_target_linear"] else "lora_target_modules"
     modules = [name for name in _every(TOWERS[family]) if not (draft["freeze_mm_modules"] and _freezes(name))]
     targets = draft.written("adapter.targets") or []
-    reached = _reached(targets, modules, by_ending=draft["lora_target_linear"])
-    if other := next((name for name in reached if not _has(name, targets)), None):
+    linear = {name for name in modules if is_linear(name, family)}
+    reached = _reached(targets, modules, linear, by_ending=draft["lora_target_linear"])
+    if other := next((name for name in reached if name not in linear or not _has(name, targets)), None):
         fix = "set freeze_mm_modules: true, or name the language model: 'model.language_model.layers.*.q_proj'"
         draft.refuse(by, f"Axolotl would adapt {other} as well, which surefoot does not", fix)
     for part in PARTS:
@@ -154,6 +155,7 @@ _MLLAMA = (
     for part in ("", "global_")
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2")
 )
+_LFM2 = r"lfm2(\.5)?-vl"  # whose patches are linear layers
 # Pattern of the names of a family's models -> modules of its tower and projector of the kinds that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen2-vl": _named("visual", f"{_OLDER} blocks.0.mlp.fc1 blocks.0.mlp.fc2"),
@@ -161,10 +163,12 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen3-vl": _named("visual", f"{_NEWER} deepstack_merger_list.0.linear_fc1 deepstack_merger_list.0.linear_fc2"),
     r"qwen3\.5": _named("visual", _NEWER),
     "gemma-3-": _named("vision_tower", f"{_SIGLIP} head.attention.out_proj head.mlp.fc1 head.mlp.fc2"),
+    "gemma-4-12b": _named("embed_vision", "patch_dense multimodal_embedder.embedding_projection"),
     "gemma-4-(?!12b)": _named("vision_tower", _GEMMA4, "embed_vision.embedding_projection"),
     r"llava-v?1\.5": _named("vision_tower", _SIGLIP, _JOINED),
     r"internvl3(_5)?-.*-hf": _named("vision_tower", _INTERNVL, _JOINED),
     r"glm-4\.[156]v": _named("visual", _GLM),
+    _LFM2: _named("vision_tower", _SIGLIP, _JOINED),
     "paddleocr-vl": _named("visual.vision_model", _SIGLIP, "projector.linear_1 projector.linear_2"),
     r"llama-3\.2-\d+b-vision": _named("vision_model", _MLLAMA, "multi_modal_projector"),
     "smolvlm": _named("vision_model", _SIGLIP, "connector.modality_projection.proj"),
@@ -190,6 +194,11 @@ def _every(modules: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.replace(".0.", f".{at}.", 1) for at in range(_LAYERS) for name in names))
 
 
+def is_linear(name: str, family: str) -> bool:
+    """Whether a module of a tower or projector is a linear layer. family: a key of `TOWERS`."""
+    return not _NOT_LINEAR.search(name) or (family == _LFM2 and name.endswith("patch_embedding"))
+
+
 def _freezes(name: str) -> bool:
     return any(part in _FREEZES for part in name.split("."))
 
@@ -198,14 +207,16 @@ def _part(name: str) -> str | None:
     return part_of(f"{name}.weight")
 
 
-def _reached(targets: str | Sequence[str], modules: Sequence[str], *, by_ending: bool) -> list[str]:
+def _reached(
+    targets: str | Sequence[str], modules: Sequence[str], linear: Collection[str], *, by_ending: bool
+) -> list[str]:
     """Return the modules that PEFT adapts.
 
+    linear: those of `modules` that are linear layers.
     by_ending: whether the targets are Axolotl's own list of all linear layers, of which it knows the last part of the
         name alone.
     """
     if targets == "all-linear":
-        linear = [name for name in modules if not _NOT_LINEAR.search(name)]
         endings = {name.rpartition(".")[2] for name in linear} if by_ending else set()
         return [name for name in modules if name in linear or name.rpartition(".")[2] in endings]
     # Axolotl looks into Gemma 4's clipped layers, which PEFT does not know.
@@ -214,9 +225,8 @@ def _reached(targets: str | Sequence[str], modules: Sequence[str], *, by_ending:
 
 
 def _has(name: str, targets: str | Sequence[str]) -> bool:
-    """Whether surefoot's adapter reaches a module that PEFT's does."""
-    named = targets == "all-linear" or any(_adapts(target, name) for target in targets)
-    return named and not _NOT_LINEAR.search(name)
+    """Whether surefoot's adapter reaches a linear layer that PEFT's does."""
+    return targets == "all-linear" or any(_adapts(target, name) for target in targets)
 
 
 def _adapts(target: str, name: str) -> bool:
