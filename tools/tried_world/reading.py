@@ -44,7 +44,7 @@ _OUTSIDE = (
         "trains a model of sentence-transformers or setfit",
     ),
 )
-_PLACEHOLDER, _UNKNOWN = re.compile(r"<[\w /.-]+>|\$\{?[A-Z_]+\}?|\{[\w ]+\}"), "UNKNOWN"
+_PLACEHOLDER, _UNKNOWN = re.compile(r"<[\w /.-]+>|\$\{?(?:[A-Z_]+|\d)\}?|\{[\w ]+\}"), "UNKNOWN"
 REQUIRED = {
     "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "model_name": "Qwen/Qwen2.5-0.5B-Instruct",
     "base_model": "Qwen/Qwen2.5-0.5B-Instruct", "model_id": "Qwen/Qwen2.5-0.5B-Instruct",

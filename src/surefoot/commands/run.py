@@ -184,6 +184,8 @@ def prove(taken: Taken, found: Translation, loss_of: LossOf, own: Sequence[str] 
         echo(
             f"its transformers also divides by tokens that it does not learn: its own log shows losses {less:.1%} lower"
         )
+    if led := theirs.get("led"):
+        echo(f"it also learns the first token of {led} of these rows, from padding before it; that is left out here")
     echo(f"the same as the script's own computation in fp32, on {len(rows)} rows: {said}")
     if own:
         echo(f"caution: {', '.join(own)} of the script is not called; on later rows it may compute another loss")

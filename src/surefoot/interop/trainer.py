@@ -199,11 +199,10 @@ def set_saving(draft: Draft) -> None:
     if strategy == "epoch":
         draft.set("checkpoint.every", "1 epoch", "save_strategy")
         draft.drop("save_strategy is epoch", "save_steps")
-    elif strategy == "no":
-        draft.set(
-            "checkpoint.every", draft.written("duration") or "3 epochs", "save_strategy", why="saves once, at the end"
-        )
-        draft.drop("save_strategy is no", "save_steps")
+    elif strategy == "no" or draft["save_steps"] == 0:
+        name = "save_strategy" if strategy == "no" else "save_steps"
+        draft.set("checkpoint.every", draft.written("duration") or "3 epochs", name, why="saves once, at the end")
+        draft.drop(f"{name} is {draft[name]}", *({"save_strategy", "save_steps"} - {name}))
     elif (every := _every(draft, "save_steps")) is not None:
         draft.set("checkpoint.every", every, "save_steps", "save_strategy", why=_rounded(every))
     kept = limit if limit is not None and limit > 0 else None  # transformers deletes none for 0 and below

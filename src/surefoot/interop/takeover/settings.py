@@ -30,10 +30,14 @@ _APPLIED = (
 )
 """Arguments that the script has applied: to its rows, its model and its tokenizer."""
 
+_OF_ROWS = ("max_prompt_length", "max_completion_length", "label_pad_token_id", "padding_value", "max_target_length")
+"""The same of rows that it has tokenized; a trainer whose answers are drawn reads them later."""
+
 _METHODS = {f"{name}Trainer": name.lower() for name in ("DPO", "Reward", "KTO", "ORPO", "CPO", "GRPO", "RLOO")}
 """TRL's trainers besides SFTTrainer -> TRL's command."""
 
 _LAYOUTS = {"answers": "tokens", "pairs": "token-pairs", "judged": "token-judged", "prompts": "prompts"}
+_EVALUATES = {"eval_strategy", "evaluation_strategy"}  # the second before transformers 4.41
 _SECRET = "_token"  # ending of the names of arguments that are secrets; to_dict() hides their values
 
 
@@ -109,13 +113,18 @@ def _words(taken: Taken, rows: Mapping[str, Any]) -> Iterator[Word]:
     record = taken.record
     counted = {"output_dir": f"{record['arguments']['output_dir']}/{RUN}", "max_steps": record["steps"]}
     counted["resume_from_checkpoint"] = record["resume"]  # the Trainer reads what train() gets, not its arguments
+    if not record.get("eval_rows", 1):
+        counted |= dict.fromkeys(_EVALUATES & record["arguments"].keys(), "no")
     given = {**record["arguments"], **counted, **record.get("rewards", {})}
     if given.get("steps_per_generation"):
         given["generation_batch_size"] = None  # which TRL computes from it
     defaults = record["defaults"]
+    applied = {*_APPLIED, *(() if "prompts" in record else _OF_ROWS)}
+    if not record.get("routed", True) or record["trainer"] == "SFTTrainer":  # which writes it into the model's config
+        applied.add("router_aux_loss_coef")
     for name, value in given.items():
         known = trl.ALIASES.get(name) or name
-        if known in _APPLIED or known.endswith(_SECRET) or value in ([], {}, ""):
+        if known in applied or known.endswith(_SECRET) or value in ([], {}, ""):
             continue
         if value is None and (known not in rows or rows[known].default is None):
             continue

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import own_loss
 from .arguments import LIBRARIES, defaults_of, evaluates, values_of
 from .files import replace
 from .own_code import LOSS, harmless_callback, harmless_method, overridden
 from .rewards import what_else_answers, words_of
 from .rows import (
-    NO_LABEL,
     Collate,
     Documents,
     Written,
-    collated,
     is_packed,
     is_random,
     judged_of,
@@ -35,9 +33,17 @@ from .rows import (
 from .weights import head_of, scores, source_of, write_adapter, write_base, write_head, write_reference
 
 _SCORING = "RewardTrainer"
-_READ = {"DPOTrainer": pair_of, "ORPOTrainer": sides_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
+_READ = {"ORPOTrainer": sides_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
 ANSWERING = ("GRPOTrainer", "RLOOTrainer")  # have prompts, and rewards for the answers
-TAKEN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", _SCORING, *_READ, *ANSWERING)  # the first three: rows with labels
+TAKEN = (
+    "Trainer",
+    "Seq2SeqTrainer",
+    "SFTTrainer",
+    _SCORING,
+    "DPOTrainer",
+    *_READ,
+    *ANSWERING,
+)  # the first three: rows with labels
 
 RECORD, MARK = "handover.json", ".surefoot"
 _SHOWN = 8  # prompts whose tokens are compared
@@ -77,6 +83,7 @@ class HandOver:
             "defaults": defaults_of(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
             "resume": resume if resume in (None, True, False) else str(resume),
+            "routed": getattr(trainer.model.config.get_text_config(), "output_router_logits", None) is not None,
             "whole_step_mean": self._divides_by_step(),
             "refused": self._refused,
             "noted": self._noted,
@@ -87,7 +94,8 @@ class HandOver:
     def _divides_by_step(self) -> bool:
         """Whether a token of every micro-batch weighs the same."""
         own = any(one["compared"] for one in self._refused)
-        return _counts(self._trainer) and bool(getattr(self._trainer, "model_accepts_loss_kwargs", False)) and not own
+        accepts = bool(getattr(self._trainer, "model_accepts_loss_kwargs", False))
+        return own_loss.counts(self._trainer) and accepts and not own
 
     def _refuse(self, name: str, what: str, fix: str = "", *, droppable: bool = False, compared: bool = False) -> None:
         """compared: it is taken where the comparison before step 1 finds nothing."""
@@ -195,14 +203,18 @@ class HandOver:
 
     def _write_rows(self, name: str, rows: Any, collate: Collate) -> Written:
         read = _READ.get(self._known.__name__, row_of)
-        if self._known.__name__ == _SCORING:
+        if self._known.__name__ == "DPOTrainer":
+            read = pair_of(self._trainer.args.max_length)
+        elif self._known.__name__ == _SCORING:
             read = scored_pair(self._trainer.model.config.get_text_config().pad_token_id)
         written = write_rows(self._folder / f"{name}.jsonl", rows, collate, read)
         if written.fault:
             self._refuse(f"{name}_dataset", written.fault)
+        elif not written.places and name == "train":
+            self._refuse("train_dataset", "has no row with a label after its first token")
         elif not written.places:
-            self._refuse(f"{name}_dataset", "has no row with a label after its first token")
-        if written.empty:
+            self._note("eval_dataset", "has no row with a label after its first token: nothing is evaluated")
+        elif written.empty:
             self._note(f"{name}_dataset", f"{written.empty} rows without a label are left out")
         return written
 
@@ -266,6 +278,7 @@ class HandOver:
         trainer = self._trainer
         holders = ((trainer, "processing_class"), (trainer, "tokenizer"), (trainer.data_collator, "tokenizer"))
         tokenizer = next((found for one, name in holders if (found := getattr(one, name, None)) is not None), None)
+        tokenizer = tokenizer or self._only_tokenizer()
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
             return
@@ -275,93 +288,22 @@ class HandOver:
         if not found:
             self._refuse("processing_class", "the trainer has no tokenizer", "pass processing_class=tokenizer")
 
+    def _only_tokenizer(self) -> Any:
+        """Return the tokenizer that stands in the script under a name of its own; None where there are several."""
+        from transformers import PreTrainedTokenizerBase
+
+        named = vars(sys.modules["__main__"]).values()
+        found = {id(one): one for one in named if isinstance(one, PreTrainedTokenizerBase)}
+        if len(found) != 1:
+            return None
+        self._note("processing_class", "the trainer has none: the script's only tokenizer is taken")
+        return next(iter(found.values()))
+
     def loss_of(self, places: Sequence[int], dropped: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the trainer's loss and gradient norm of these rows, in fp32 and without dropout, per learned token.
-        counted: the tokens by which the trainer itself divides, for each learned one.
-
-        dropped: methods of the script's own that are not called.
-        """
-        import torch
-
-        trainer, model = self._trainer, self._trainer.model
-        kind = self._known if "compute_loss" in dropped else type(trainer)
-        models = [one for one in (model, getattr(trainer, "ref_model", None)) if one is not None]
-        with ExitStack() as stack, torch.enable_grad():
-            for one in models:
-                stack.enter_context(_plain(one))
-            stack.enter_context(_alone(trainer, "compute_loss_func" in dropped))
-            batch = collated(self._rows, self._collate, list(places))
-            device = next(model.parameters()).device
-            batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
-            batch, more = _with_count(trainer, batch, device)
-            if any(one["compared"] and one["name"] not in dropped for one in self._refused):
-                more = {}  # a loss of the script's own is then a mean over its tokens, as it would be without Trainer
-            if "ref_chosen_logps" in batch:  # computed in the script's own dtype
-                found = trainer.compute_ref_log_probs(models[-1], batch)
-                batch["ref_chosen_logps"], batch["ref_rejected_logps"] = found
-            model.zero_grad()
-            loss = kind.compute_loss(trainer, model, batch, **more)
-            loss.backward()
-            squares = [float(one.grad.double().square().sum()) for one in model.parameters() if one.grad is not None]
-        # Transformers before 5 count the first token of each row as well, which nothing predicts.
-        learned = int((batch["labels"][..., 1:] != NO_LABEL).sum()) if "labels" in batch else 0
-        counted = int(more.get("num_items_in_batch") or learned) / learned if learned else 1.0
-        return {"loss": float(loss.detach()) * counted, "norm": math.sqrt(sum(squares)) * counted, "counted": counted}
-
-
-@contextmanager
-def _plain(model: Any) -> Iterator[None]:
-    """Let the model compute in fp32, without dropout and with attention that takes fp32; restore it afterwards."""
-    tensors = [one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]
-    dtypes = [one.dtype for one in tensors]
-    training, attention = model.training, getattr(model.config, "_attn_implementation", None)
-    model.eval()
-    if getattr(model.config, "quantization_config", None) is None:
-        for one in tensors:
-            one.data = one.data.float()
-    if attention not in (None, "eager", "sdpa"):
-        model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        model.zero_grad()
-        for one, dtype in zip(tensors, dtypes, strict=True):
-            one.data = one.data.to(dtype)  # exact: the values came from this dtype
-        if attention not in (None, "eager", "sdpa"):
-            model.set_attn_implementation(attention)
-        model.train(training)
-
-
-@contextmanager
-def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
-    """Let the trainer compute as on one device, and without its own loss function if that was given up."""
-    devices, function = trainer.args.n_gpu, getattr(trainer, "compute_loss_func", None)
-    # TRL adds to them in compute_loss
-    logged = {
-        name: copy.deepcopy(one) for name, one in vars(trainer).items() if name in ("_metrics", "_stored_metrics")
-    }
-    trainer.args._n_gpu = min(1, devices)
-    if without_function:
-        trainer.compute_loss_func = None
-    try:
-        yield
-    finally:
-        trainer.args._n_gpu, trainer.compute_loss_func = devices, function
-        vars(trainer).update(logged)
-
-
-def _counts(trainer: Any) -> bool:
-    """Whether this version of transformers divides by the tokens of a whole step (4.46 and later)."""
-    return hasattr(trainer, "get_batch_samples")
-
-
-def _with_count(trainer: Any, batch: Any, device: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the batch, and the arguments of compute_loss that count its items."""
-    if not _counts(trainer):
-        return batch, {}
-    given = (iter([batch]), 1, device)[: len(inspect.signature(trainer.get_batch_samples).parameters)]
-    samples, count = trainer.get_batch_samples(*given)
-    return samples[0], {"num_items_in_batch": count}
+        """Return `own_loss.loss_of` these rows. dropped: methods of the script's own that are not called."""
+        kind = self._known if "compute_loss" in dropped else type(self._trainer)
+        own = any(one["compared"] and one["name"] not in dropped for one in self._refused)
+        return own_loss.loss_of(self._trainer, kind, self._rows, self._collate, places, dropped, own=own)
 
 
 class _Share:

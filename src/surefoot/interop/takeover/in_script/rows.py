@@ -15,6 +15,9 @@ NO_LABEL = -100
 _TRIED = 8  # rows that are collated twice
 PAIR = ("chosen", "rejected")
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # follow from position_ids
+SIDED = "prompt_input_ids"
+"""A column of DPO in TRL 0.12, whose batches have columns for the prompt and for each answer."""
+_MASK = "attention_mask"
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 Found = tuple[dict[str, Any], str]
 """A record for surefoot, and what is wrong with it, "" for nothing."""
@@ -74,6 +77,20 @@ def collated(rows: Any, collate: Collate, places: list[int]) -> Mapping[str, Any
     return collate([copy.deepcopy(rows[place]) for place in places])
 
 
+def without_led(batch: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the batch without the labels of tokens that padding precedes, and how many there were: a model learns to
+    predict them from padding, in the rows that are shorter than others."""
+    found, led = dict(batch), 0
+    if hasattr(found.get("labels"), "clone") and getattr(found.get(_MASK), "shape", None) == found["labels"].shape:
+        found["labels"] = found["labels"].clone()
+        for labels, kept in zip(found["labels"], found[_MASK], strict=True):
+            first = int(kept.argmax())
+            if first > 0 and kept[first] and labels[first] != NO_LABEL:
+                labels[first] = NO_LABEL
+                led += 1
+    return found, led
+
+
 def write_rows(path: Path, rows: Any, collate: Collate, read: Read) -> Written:
     """Write each row, collated alone and without its padding."""
     written = Written()
@@ -122,11 +139,41 @@ def row_of(batch: Mapping[str, Any]) -> Found:
     """Return the row of a batch of one, as the format tokens."""
     if not isinstance(batch.get("labels"), list):
         return {}, "the collator returns no input_ids and labels of one row"
-    return _row(batch, 0, 1, ("labels",))
+    return _row(batch, 0, 1, ("labels", "label"))  # a column label is for other models: none of text reads it
 
 
-def pair_of(batch: Mapping[str, Any]) -> Found:
-    """Return the pair of a batch of one: the better row, then the worse one, as the format token-pairs."""
+def pair_of(limit: int | None) -> Read:
+    """Read the pair of a batch of one: the better row, then the worse one, as the format token-pairs.
+
+    limit: tokens of prompt and answer, for versions of TRL that cut them in the model's pass.
+    """
+
+    def read(batch: Mapping[str, Any]) -> Found:
+        if SIDED not in batch:
+            return _pair(batch)
+        both = _joined(batch)
+        longest = max(map(len, both["input_ids"]))
+        if limit is not None and longest > limit:
+            return {}, f"has {longest} tokens, and max_length is {limit}: this TRL cuts it only where it trains"
+        return _pair(both)
+
+    return read
+
+
+def _joined(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch of TRL 0.12 as later versions have it: prompt and answer in one row, the better one first."""
+    prompt, others = batch[SIDED][0], {name for name in batch if not name.startswith(("prompt_", *PAIR))}
+    answers = [batch[f"{name}_input_ids"][0] for name in PAIR]
+    masks = [batch["prompt_attention_mask"][0] + batch[f"{name}_attention_mask"][0] for name in PAIR]
+    return {
+        "input_ids": [prompt + answer for answer in answers],
+        _MASK: masks,
+        "completion_mask": [[0] * len(prompt) + [1] * len(answer) for answer in answers],
+        **{name: batch[name] for name in others},
+    }
+
+
+def _pair(batch: Mapping[str, Any]) -> Found:
     if not isinstance(batch.get("completion_mask"), list):
         return {}, "the collator returns no input_ids and completion_mask of two answers"
     return _two(batch, ("completion_mask", "ref_chosen_logps", "ref_rejected_logps"))
@@ -136,7 +183,7 @@ def sides_of(batch: Mapping[str, Any]) -> Found:
     """Return the pair of a batch of one in which each side has columns of its own, as TRL's for ORPO and CPO."""
     pair = {}
     for name in PAIR:
-        columns = {column: batch.get(f"{name}_{column}") for column in ("input_ids", "attention_mask", "labels")}
+        columns = {column: batch.get(f"{name}_{column}") for column in ("input_ids", _MASK, "labels")}
         pair[name], fault = row_of(columns)
         if fault:
             return {}, fault
@@ -152,6 +199,10 @@ def scored_pair(pad: int | None) -> Read:
     def read(batch: Mapping[str, Any]) -> Found:
         if batch.get("margin") is not None:
             return {}, "has a margin, which surefoot's loss does not have"
+        if "input_ids_chosen" in batch:  # of TRL 0.12
+            columns = {name: [batch[f"{name}_{side}"][0] for side in PAIR] for name in ("input_ids", _MASK)}
+            batch = {**columns, **{name: one for name, one in batch.items() if not name.endswith(PAIR)}}
+            batch.pop("return_loss", None)
         pair, fault = _two(batch, ())
         for side in pair.values():
             while len(side["input_ids"]) > 1 and side["input_ids"][-1] == pad:
@@ -191,7 +242,7 @@ def _row(batch: Mapping[str, Any], place: int, count: int, known: tuple[str, ...
         return {}, f"the collator returns no input_ids of {count} rows"
     ids = all_ids[place]
     for name, value in batch.items():
-        if name in ("input_ids", "attention_mask", *_BOUNDS, *known) or value is None:
+        if name in ("input_ids", _MASK, *_BOUNDS, *known) or value is None:
             continue
         if name == "position_ids":
             if value[place] != list(range(len(ids))):
@@ -212,9 +263,11 @@ def _row(batch: Mapping[str, Any], place: int, count: int, known: tuple[str, ...
         labels = [number if mark else NO_LABEL for number, mark in zip(ids, marks, strict=True)]
     if len(labels) != len(ids):
         return {}, f"has {len(ids)} tokens and {len(labels)} labels"
-    kept = batch["attention_mask"][place] if "attention_mask" in batch else [1] * len(ids)
+    kept = batch[_MASK][place] if _MASK in batch else [1] * len(ids)
     if not isinstance(kept, list) or len(kept) != len(ids):
         return {}, "has an attention mask of another shape than its tokens"
+    if any(label != NO_LABEL and not keep for label, keep in zip(labels, kept, strict=True)) and "labels" in known:
+        return {}, "learns tokens that its attention mask hides, such as padding"
     tokens = [(number, label) for number, label, keep in zip(ids, labels, kept, strict=True) if keep]
     for at, (number, label) in enumerate(tokens):
         if label not in (NO_LABEL, number):
