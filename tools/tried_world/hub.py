@@ -125,7 +125,7 @@ FAMILIES: tuple[tuple[str, Build], ...] = (
                                                       "max_position_embeddings": _LONG})),
     (r"gpt-?j", partial(_other, "gptj", _CAUSAL, _GPT | {"rotary_dim": 4})),
     (r"gpt-?oss", MODERN["gpt_oss"]),
-    (r"bloom", _bloom),
+    (r"bloom|tigerbot", _bloom),
     (r"falcon-h1", MODERN["falcon_h1"]),
     (r"falcon-mamba", MODERN["falcon_mamba"]),
     (r"falcon", partial(_other, "falcon", _CAUSAL, {name: _BERT[name] for name in list(_BERT)[:3]})),

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from translated import commands
@@ -44,7 +45,7 @@ _OUTSIDE = (
         "trains a model of sentence-transformers or setfit",
     ),
 )
-_PLACEHOLDER, _UNKNOWN = re.compile(r"<[\w /.-]+>|\$\{?(?:[A-Z_]+|\d)\}?|\{[\w ]+\}"), "UNKNOWN"
+_PLACEHOLDER, _UNKNOWN = re.compile(r"<[\w /.-]+>|\$\{?\w+\}?|\{[\w ]+\}"), "UNKNOWN"
 REQUIRED = {
     "model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "model_name": "Qwen/Qwen2.5-0.5B-Instruct",
     "base_model": "Qwen/Qwen2.5-0.5B-Instruct", "model_id": "Qwen/Qwen2.5-0.5B-Instruct",
@@ -81,6 +82,9 @@ class Script:
 
     def write_files(self, place: Path, arguments: Sequence[str]) -> None:
         """Write rows into files that the script opens and does not have."""
+        for flag, value in pairwise(arguments):
+            if flag == "--output_dir" and not value.startswith(("/", "-")):
+                (place / value).mkdir(parents=True, exist_ok=True)  # the commands of some pages make it first
         found = _FILE.findall(self.text) + [
             word for word in arguments if re.search(r"\.(jsonl?|csv|txt|parquet)$", word)
         ]
@@ -243,7 +247,8 @@ def _declared(text: str) -> list[str]:
         return []
     names = re.findall(r"^ +(\w+): [^=\n]+= ?(?:field\(|None|\"\")|add_argument\(\s*[\"']--(\w+)", text, re.MULTILINE)
     own = {one for pair in names for one in pair if one}
-    return [name for name in REQUIRED if name in own or (name == "output_dir" and "HfArgumentParser" in text)]
+    parsed = re.search(r"(HfArgument|Trl)Parser\(\s*\(?[^)]*(Training|Config)", text)  # with a library's arguments
+    return [name for name in REQUIRED if name in own or (name == "output_dir" and parsed)]
 
 
 def _missing(name: str, words: Sequence[str]) -> tuple[str, ...]:

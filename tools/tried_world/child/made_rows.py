@@ -100,6 +100,17 @@ def solved(n: int) -> str:
     return f"{n} and {n} make {2 * n}.\n#### {2 * n}"
 
 
+def code(n: int) -> str:
+    """Long enough for a few rows of 128 tokens."""
+    lines = ["import pandas as pd", "import seaborn as sns", "from sklearn.svm import SVC", "import matplotlib"]
+    lines += [f"{bird}_{place} = pd.read_csv('{bird}_{n}.csv')" for place in range(6) for bird in _BIRDS]
+    return "\n".join(lines)
+
+
+def explained(n: int) -> dict[str, list[Any]]:
+    return {"a_id": [str(n)], "text": [text(n)], "score": [n], "text_urls": [[]]}
+
+
 def words(n: int) -> list[str]:
     return text(n).split()
 
@@ -198,11 +209,16 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         (),
     ),
     (
+        r"eli5_category",
+        {"q_id": number, "title": question, "selftext": text, "category": text, "answers": explained},
+        ("train", "validation1", "validation2", "test"),
+    ),
+    (
         r"wikitext|ptb|bookcorpus|openwebtext|eli5|tiny_shakespeare|minipile|pile|tinystories|\bc4\b|arxiv",
         {"text": text},
         ("train", "validation", "test"),
     ),
-    (r"codeparrot", {"repo_name": text, "path": text, "content": text, "license": text}, ("train", "valid")),
+    (r"codeparrot", {"repo_name": text, "path": text, "content": code, "license": text}, ("train", "valid")),
     (r"yoda_sentences", {"sentence": question, "translation": answer, "translation_extra": text}, ("train",)),
     (r"english_quotes", {"quote": text, "author": question, "tags": words}, ()),
     (r"awesome-chatgpt-prompts", {"act": question, "prompt": text}, ()),
@@ -259,7 +275,9 @@ def schema(name: str, script: str) -> tuple[dict[str, Column], tuple[str, ...], 
     for pattern, columns, splits in SCHEMAS:
         if re.search(pattern, name.lower()):
             return columns, splits or ("train", "test", "validation"), True
-    found = [one for groups in _COLUMN.findall(script) for one in groups if one and one not in _TOKENS]
+    spoken = re.search(r"""["'](role|from)["']""", script)
+    taken = _TOKENS - (set() if spoken else {"content"})  # of a text, or of a turn
+    found = [one for groups in _COLUMN.findall(script) for one in groups if one and one not in taken]
     found += [one for names in _REMOVED.findall(script) for one in re.findall(r"""["']([\w ]+)["']""", names)]
     columns = {one: _NAMED.get(one.lower(), text) for one in found}
     return columns or {"text": text, **_INSTRUCTED}, ("train", "test", "validation"), False

@@ -136,6 +136,11 @@ def _selected(original: Any, rows: Any, indices: Any, *more: Any, **named: Any) 
     return original(rows, [one for one in indices if one < len(rows)], *more, **named)
 
 
+def _item(original: Any, rows: Any, key: Any) -> Any:
+    """Return rows[345] of two dozen: pages show one row or other."""
+    return original(rows, key % len(rows) if isinstance(key, int) and key >= len(rows) > 0 else key)
+
+
 def _parted(original: Any, rows: Any, test_size: Any = None, train_size: Any = None, *more: Any, **named: Any) -> Any:
     def fits(size: Any) -> Any:
         few = (isinstance(size, int) and size >= len(rows) // 2) or (isinstance(size, float) and size * len(rows) < 2)
@@ -153,7 +158,13 @@ def in_datasets(module: Any) -> None:
     dataset = module.Dataset
     for owner, split in ((module, "train"), (dataset, "train"), (module.DatasetDict, None)):
         owner.load_from_disk = staticmethod(lambda path, *_, split=split, **__: load_dataset(str(path), split=split))
-    for name, around in (("select", _selected), ("train_test_split", _parted), ("map", _mapped), ("filter", _mapped)):
+    for name, around in (
+        ("__getitem__", _item),
+        ("select", _selected),
+        ("train_test_split", _parted),
+        ("map", _mapped),
+        ("filter", _mapped),
+    ):
         wrap(dataset, name, around)
     for name in ("map", "filter"):
         wrap(module.DatasetDict, name, _mapped)
