@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer
 
 from interop.takeover.test_take_over import (  # noqa: F401
@@ -20,7 +21,7 @@ from interop.takeover.test_take_over import (  # noqa: F401
     translated,
 )
 from surefoot.interop.takeover.in_script import own_loss
-from surefoot.interop.takeover.in_script.rows import pair_of, scored_pair
+from surefoot.interop.takeover.in_script.rows import pair_of, scored_pair, without_led
 
 PROMPT, BETTER, WORSE = [5, 6, 7], [8, 9], [10]
 SIDED = {
@@ -86,6 +87,18 @@ def test_rows_that_are_padded_on_the_left_are_taken_without_what_padding_predict
     monkeypatch.setattr(own_loss, "without_led", lambda batch: (batch, 0))  # twin: as the trainer itself computes
     with raises_code("SF-TAKE-OVER"):
         proven(taken, over)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_labels_that_padding_precedes_are_left_out(dtype):
+    labels = torch.tensor([[-100, -100, 5, 6], [7, 8, 9, 9], [-100, 5, 6, -100], [-100, -100, -100, 6]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=dtype)
+    found, led = without_led({"labels": labels, "attention_mask": mask})
+    assert led == 2
+    assert found["labels"].tolist() == [
+        [-100, -100, -100, 6], [7, 8, 9, 9], [-100, -100, 6, -100], [-100, -100, -100, 6],
+    ]  # fmt: skip
+    assert labels[0, 2] == 5  # the collator's own
 
 
 class LearnsPadding(Texts):

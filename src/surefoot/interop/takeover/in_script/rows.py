@@ -84,7 +84,7 @@ def without_led(batch: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if hasattr(found.get("labels"), "clone") and getattr(found.get(_MASK), "shape", None) == found["labels"].shape:
         found["labels"] = found["labels"].clone()
         for labels, kept in zip(found["labels"], found[_MASK], strict=True):
-            first = int(kept.argmax())
+            first = int(kept.ne(0).int().argmax())  # of several the first
             if first > 0 and kept[first] and labels[first] != NO_LABEL:
                 labels[first] = NO_LABEL
                 led += 1
