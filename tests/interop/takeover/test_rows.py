@@ -21,7 +21,7 @@ from interop.takeover.test_take_over import (  # noqa: F401
     translated,
 )
 from surefoot.interop.takeover.in_script import own_loss
-from surefoot.interop.takeover.in_script.rows import pair_of, scored_pair, without_led
+from surefoot.interop.takeover.in_script.rows import is_sided, pair_of, scored_pair, sides_of, without_led
 
 PROMPT, BETTER, WORSE = [5, 6, 7], [8, 9], [10]
 SIDED = {
@@ -43,6 +43,17 @@ def test_pairs_with_columns_for_each_side_are_those_of_later_versions():
     twin = {**SIDED, "prompt_input_ids": [[5, 6]], "prompt_attention_mask": [[1, 1]], "chosen_input_ids": [[7, 8, 9]],
             "chosen_attention_mask": [[1, 1, 1]]}  # fmt: skip
     assert read(twin) != read(JOINED)
+
+
+def test_pairs_whose_answers_have_the_prompt_and_labels_are_taken_as_they_are():
+    """Of DPO before TRL 0.12, and ORPO, whose batches have the prompt as well."""
+    labels = {"chosen": [-100, -100, -100, *BETTER], "rejected": [-100, -100, -100, *WORSE]}
+    whole = {**SIDED, **{f"{name}_labels": [one] for name, one in labels.items()}}
+    for name, answer in (("chosen", BETTER), ("rejected", WORSE)):
+        whole |= {f"{name}_input_ids": [PROMPT + answer], f"{name}_attention_mask": [[1] * (3 + len(answer))]}
+    assert pair_of(None)(whole) == sides_of(whole) == pair_of(None)(SIDED)
+    assert not is_sided(whole)
+    assert is_sided(SIDED)  # twin
 
 
 def test_a_pair_that_is_cut_in_the_models_pass_is_refused():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from .rows import NO_LABEL, SIDED, Collate, collated, without_led
+from .rows import NO_LABEL, Collate, collated, is_sided, without_led
 
 
 def loss_of(
@@ -35,7 +35,7 @@ def loss_of(
         stack.enter_context(_alone(trainer, "compute_loss_func" in dropped))
         model.zero_grad()
         # TRL 0.12 leaves out the last token of the longest row where rows are padded: each is computed alone
-        sided = SIDED in collated(rows, collate, [places[0]])
+        sided = is_sided(collated(rows, collate, [places[0]]))
         parts = [[place] for place in places] if sided else [places]
         for part in parts:
             batch, led = without_led(collated(rows, collate, list(part)))

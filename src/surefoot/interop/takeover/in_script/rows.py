@@ -15,8 +15,6 @@ NO_LABEL = -100
 _TRIED = 8  # rows that are collated twice
 PAIR = ("chosen", "rejected")
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")  # follow from position_ids
-SIDED = "prompt_input_ids"
-"""A column of DPO in TRL 0.12, whose batches have columns for the prompt and for each answer."""
 _MASK = "attention_mask"
 Collate = Callable[[list[Any]], Mapping[str, Any]]
 Found = tuple[dict[str, Any], str]
@@ -149,7 +147,9 @@ def pair_of(limit: int | None) -> Read:
     """
 
     def read(batch: Mapping[str, Any]) -> Found:
-        if SIDED not in batch:
+        if "chosen_labels" in batch:  # of TRL before 0.12
+            return sides_of(batch)
+        if not is_sided(batch):
             return _pair(batch)
         both = _joined(batch)
         longest = max(map(len, both["input_ids"]))
@@ -160,9 +160,14 @@ def pair_of(limit: int | None) -> Read:
     return read
 
 
+def is_sided(batch: Mapping[str, Any]) -> bool:
+    """Whether it is of DPO in TRL 0.12: columns for the prompt and for each answer. ORPO's answers have the prompt."""
+    return "prompt_input_ids" in batch and "chosen_labels" not in batch
+
+
 def _joined(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch of TRL 0.12 as later versions have it: prompt and answer in one row, the better one first."""
-    prompt, others = batch[SIDED][0], {name for name in batch if not name.startswith(("prompt_", *PAIR))}
+    prompt, others = batch["prompt_input_ids"][0], {name for name in batch if not name.startswith(("prompt_", *PAIR))}
     answers = [batch[f"{name}_input_ids"][0] for name in PAIR]
     masks = [batch["prompt_attention_mask"][0] + batch[f"{name}_attention_mask"][0] for name in PAIR]
     return {
