@@ -1,6 +1,7 @@
 """A translated config of alignment-handbook trains on the records, ids and rates of its scripts, built on TRL."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +13,8 @@ from equality import models
 from equality.ours import RATE, run_until_step_1
 from helpers.faults import refused_settings
 from surefoot.commands.translate import reading_options
-from surefoot.interop.registry import translate_file
+from surefoot.interop.registry import translate_command, translate_file
+from surefoot.system.errors import InputError
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -113,6 +115,90 @@ def test_twin_with_all_columns_the_prompt_would_count(config):
     assert not any(learns_all(row) for row in ours.examples)
 
 
+def mixed(mixer, splits, tables):
+    """`mix_datasets` of alignment-handbook before dataset_mixture (19f0345^, src/alignment/data.py), unshuffled."""
+    kept, trains, tests = ("messages", "chosen", "rejected", "prompt", "completion", "label"), [], []
+    for name in mixer:
+        for split in splits:
+            rows = [{key: value for key, value in row.items() if key in kept} for row in tables[name][split]]
+            (trains if "train" in split else tests).append(rows)
+    first = [rows[: int(share * len(rows))] for rows, share in zip(trains, mixer.values(), strict=True)]
+    return [row for rows in first for row in rows], [row for rows in tests for row in rows]
+
+
+def in_folders(config, tmp_path):
+    """The config with dataset_mixer, over folders of splits, and their records."""
+    shares = (1.0, 0.5)
+    tables = {
+        str(tmp_path / f"set{number}"): {"train": records(number, size), "test": records(number + 5, 2)}
+        for number, size in enumerate(SIZES)
+    }
+    for path, splits in tables.items():
+        Path(path).mkdir()
+        for split, rows in splits.items():
+            (Path(path) / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    del config["dataset_mixture"]
+    more = {"dataset_mixer": dict(zip(tables, shares, strict=True)), "dataset_splits": ["train", "test"]}
+    return config | more | {"auto_insert_empty_system_msg": False, "preprocessing_num_workers": 2}, tables
+
+
+def test_the_earlier_mixture(config, tmp_path):
+    config, tables = in_folders(config, tmp_path)
+    found = translated(config)
+    ours = run_until_step_1(json.loads(json.dumps(found.config)), step=False)
+    tokenizer = AutoTokenizer.from_pretrained(config["model_name_or_path"])
+    train, test = mixed(config["dataset_mixer"], config["dataset_splits"], tables)
+    theirs = [
+        tokenizer.apply_chat_template(one["messages"], chat_template=TEMPLATE, return_dict=False) for one in train
+    ]
+    assert sorted(row["ids"] for row in ours.examples) == sorted(theirs)
+    assert all(map(learns_all, ours.examples))
+    sources = found.config["data"]["eval"]
+    assert sum(len(tables[one["path"]][one["split"]]) for one in sources) == len(test)
+    assert not any("share" in one for one in sources)
+    whole = config | {"dataset_mixer": dict.fromkeys(tables, 1.0)}  # twin
+    assert len(run_until_step_1(translated(whole).config, step=False).examples) > len(theirs)
+    assert "eval" not in translated(config | {"eval_strategy": "no"}).config["data"]
+
+
+def test_the_earlier_scripts_take_the_file_without_a_flag(config, tmp_path):
+    config, _ = in_folders(config, tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    by_command = translate_command(
+        ["python", "scripts/run_sft.py", str(path), f"--learning_rate={LR}"], reading_options()
+    )
+    assert by_command.config == translated(config).config
+    inserted = translated({key: value for key, value in config.items() if not key.startswith("auto_insert")})
+    assert [note.word for note in inserted.notes if note.word.startswith("auto_insert")]
+    with pytest.raises(InputError):  # twin: the present ones take --config alone
+        translate_command(["python", "scripts/sft.py", str(path)], reading_options())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"dataset_splits": ["train_sft", "train_gen", "test_sft"]}, "dataset_splits"),
+        ({"dataset_splits": ["train", "dev", "test"]}, "dataset_splits"),
+        ({"dataset_configs": ["one"]}, "dataset_configs"),
+        ({"dataset_mixer": {"d": 1.5}, "dataset_configs": None}, "dataset_mixer"),
+        ({"truncation_side": "left"}, "truncation_side"),
+    ],
+)
+def test_what_the_earlier_mixture_cannot_be(config, tmp_path, wrong, name):
+    text = json.dumps(in_folders(config, tmp_path)[0] | wrong)
+    named = refused_settings(lambda: translate_file("sft/config.json", text, [], reading_options()), text=text)
+    assert set(named) == {name}
+
+
+def test_selected_columns_have_a_note(config):
+    """Also one that the format does not read."""
+    config["dataset_mixture"]["datasets"][0]["columns"] = ["messages", "source"]
+    notes = [note for note in translated(config).notes if ".columns:" in note.word]
+    assert len(notes) == 2
+    assert all(note.why for note in notes)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -141,3 +227,21 @@ def test_pairs_of_selected_columns_are_conversations(config):
     assert found.config["stage"] == "dpo"
     assert {source["format"] for source in found.config["data"]["train"]} == {"preference"}
     assert found.config["data"]["template"] == TEMPLATE
+
+
+def test_the_earlier_mixture_of_pairs(config, tmp_path):
+    """Prompts are in the answers, and DPOConfig's optim was rmsprop."""
+    config, tables = in_folders(config, tmp_path)
+    for path in tables:
+        for split in ("train", "test"):
+            turns = records(0, 1)[0]["messages"]
+            worse = [turns[0], turns[1] | {"content": "y"}]
+            (Path(path) / f"{split}.jsonl").write_text(
+                json.dumps({"prompt": "unread", "chosen": turns, "rejected": worse}) + "\n"
+            )
+    config = {key: value for key, value in config.items() if key != "dataset_kwargs"} | {"beta": 0.5}
+    found = translate_file("dpo/config.yaml", yaml.safe_dump(config), [], reading_options()).config
+    assert found["optim"]["name"] == "rmsprop"
+    assert {one["format"] for one in found["data"]["train"]} == {"preference"}
+    given = translate_file("dpo/config.yaml", yaml.safe_dump(config | {"optim": "adamw_torch"}), [], reading_options())
+    assert given.config["optim"]["name"] == "adamw"

@@ -84,7 +84,7 @@ WRONG = {  # command -> the setting that is refused
     "train_sft.py --model m --data d": "out",
     "trl sft --model_name_or_path m --dataset_name d --packing --packing_strategy wrapped": "packing_strategy",
     "trl sft --dataset_name d": "model_name_or_path",
-    "axolotl train lora.yml --sample-packing-sequentially": "sample_packing_sequentially",
+    "axolotl train lora.yml --optimizer muon": "optimizer",
     "tune run lora_finetune_single_device --config lora.yaml dataset.packed=True": "dataset.packed",
 }
 MEANT = {  # command -> what its last word is likely to mean

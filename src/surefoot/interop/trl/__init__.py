@@ -48,6 +48,7 @@ _SCRIPTS = {
     **{f"{run}{name}.py": name for name in ("sft", *METHODS) for run in ("", "run_")},  # run_: alignment-handbook's
 }
 _MODULE = "trl.scripts."
+_CONFIGS = (".yaml", ".yml")
 ROWS: Mapping[str, Row] = by_name(*trainer.ROWS, *OWN_ROWS)
 ALIASES = {
     **trainer.ALIASES,
@@ -225,7 +226,7 @@ def claims_file(path: str, text: str) -> bool:
     keys = top_keys(path, text)
     return (
         "model_name_or_path" in keys
-        and bool(keys & {"dataset_name", "datasets", "dataset_mixture"})
+        and bool(keys & {"dataset_name", "datasets", "dataset_mixture", "dataset_mixer"})
         and "dataset" not in keys
     )
 
@@ -242,6 +243,8 @@ def from_command(command: Command, options: Options) -> Translation:
         what = "is not translated; write a surefoot config" if method in LATER else what
         fix = OTHER_WAYS.get(method, f"supported: sft, {', '.join(METHODS)}")
         raise command_error(f"trl {method}".strip(), what, fix)
+    if command.name.startswith("run_") and arguments[:1] and arguments[0].endswith(_CONFIGS):
+        arguments.insert(0, "--config")  # alignment-handbook's earlier scripts take the file without a flag
     switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
     words = read_only_flags(arguments, switches=switches, lists=_LISTS)
     in_files: list[Word] = []

@@ -16,7 +16,7 @@ from surefoot.families.templates import BY_RECORD, OWN
 from surefoot.interop.backward import never
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import FirstRecord
-from surefoot.interop.settings import Refusal, Row, carried, group, joint, number, text
+from surefoot.interop.settings import Refusal, Row, carried, group, joint, listed, names, number, refused, text, truth
 from surefoot.interop.shared_rules import parse_split
 from surefoot.interop.translation import Note
 
@@ -34,13 +34,26 @@ _DRAWN = "drawn with surefoot's seed, not with that of the mixture, and rounded 
 _KEYS = {  # of an entry; alignment-handbook's names -> TRL's
     "datasets": {name: name for name in ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")},
     "dataset_mixture": {"id": "path", "config": "name", "split": "split", "columns": "columns", "weight": "weight"},
+    "dataset_mixer": {},
 }
+_OWN_COLUMNS = "they tell the format, which reads its own of them"
+_FIRST = "the first records of each, rounded to the nearest one; alignment-handbook rounds down"
+_MIXER = "belongs to dataset_mixer"
+_EMPTY = "alignment-handbook inserts an empty system message where the template has a place for it; surefoot none"
+_CLEANED = "its scripts also leave out texts with a problem of HumanEval, and surefoot does not"
 OWN_EOS = carried("eos_token", None, "tokenizer.eos", None, "checked: with another EOS the run is refused", type=text)
 # Settings that alignment-handbook's scripts add to TRL's.
 HANDBOOK: tuple[Row, ...] = (
     joint("dataset_mixture", None, ("data.train", "data.eval"), "alignment-handbook's", type=group, back=never),
     joint("chat_template", None, ("data.template",), "alignment-handbook's; the template itself", type=text,
           back=never),
+    joint("dataset_mixer", None, ("data.train", "data.eval"), "its earlier form: a share of each data set, by name",
+          type=group, back=never),
+    joint("dataset_splits", ["train", "test"], ("data.train", "data.eval"), _MIXER, type=names, back=never),
+    joint("dataset_configs", None, ("data.train", "data.eval"), _MIXER, type=names, back=never),
+    joint("auto_insert_empty_system_msg", True, (), _EMPTY, type=truth),
+    listed("preprocessing_num_workers", None, "affects speed only, not results"),
+    refused("truncation_side", None, "surefoot truncates at the end", same=("right",)),
 )  # fmt: skip
 
 
@@ -83,15 +96,36 @@ def _train_sources(draft: Draft) -> list[Any] | None:
     if mixture := _mixture_name(draft):
         sources = _mixture(draft, mixture)
         sampled = any("share" in _entry(source) for source in sources)
-        draft.set("data.train", sources[0] if len(sources) == 1 else sources, mixture, why=_DRAWN if sampled else "")
+        of_mixer = ("dataset_splits", "dataset_configs") if mixture == "dataset_mixer" else ()
+        why = "" if not sampled else _FIRST if of_mixer else _DRAWN
+        draft.set("data.train", sources[0] if len(sources) == 1 else sources, mixture, *of_mixer, why=why)
         draft.drop(f"{mixture} takes precedence", *whole_sets)
+        _set_mixer(draft, given=bool(of_mixer))
         return sources
     if draft["dataset_name"]:
         source = _source(draft["dataset_name"], draft["dataset_config"], draft["dataset_train_split"])
         draft.set("data.train", source, *whole_sets)
+        _set_mixer(draft, given=False)
         return [source]
     draft.refuse("dataset_name", "is required", "name a dataset, or give datasets")
     return None
+
+
+def _set_mixer(draft: Draft, *, given: bool) -> None:
+    """Note what alignment-handbook's earlier scripts do besides mixing."""
+    system = "auto_insert_empty_system_msg"
+    if "dataset_mixer" not in draft.rows:
+        return
+    if not given:
+        draft.drop(_MIXER, "dataset_splits", "dataset_configs", system)
+        return
+    if draft[system] and not draft.given(system):
+        draft.assume(f"{system}: true", _EMPTY, "data.template")
+    draft.note(system, "changed" if draft[system] else "listed", _EMPTY if draft[system] else "none is inserted")
+    draft.assume("HumanEval", _CLEANED, "data.train")
+    if "precompute_ref_log_probs" in draft.rows and not draft.given("optim"):  # of DPO
+        draft.take("optim", "rmsprop")
+        draft.assume("optim: rmsprop", "the default of alignment-handbook's earlier DPO", "optim.name")
 
 
 def _source(path: str, subset: Any, split: str) -> Any:
@@ -116,6 +150,8 @@ def _mixture_name(draft: Draft) -> str:
 
 def _entries(draft: Draft, setting: str) -> list[dict[str, Any]]:
     """Return the entries of a mixture with TRL's names. Refuses what is none, and unknown keys."""
+    if setting == "dataset_mixer":
+        return _mixer(draft)
     held, known = draft[setting], _KEYS[setting]
     if setting == "dataset_mixture":
         for key in held.keys() - {"datasets", "seed", "test_split_size"}:
@@ -137,7 +173,28 @@ def _entries(draft: Draft, setting: str) -> list[dict[str, Any]]:
         if columns is not None and not (isinstance(columns, list) and all(isinstance(one, str) for one in columns)):
             draft.refuse(setting, f"[{at}].columns: expected a list of names, got {shown(columns)}")
             return []
+        if columns:
+            word = f"{setting}{'.datasets' if setting == 'dataset_mixture' else ''}[{at}].columns: {shown(columns)}"
+            draft.add_note(Note(word, "carried", ("data.train",), _OWN_COLUMNS, draft.where(setting)))
     return [{known[key]: value for key, value in entry.items() if key in known} for entry in held]
+
+
+def _mixer(draft: Draft) -> list[dict[str, Any]]:
+    """Return the entries of alignment-handbook's earlier mixture: the first records of each data set, all of whose test
+    splits are read. Its SFT reads `messages` alone, its pairs have the prompt in the answers."""
+    held, splits = draft["dataset_mixer"], draft["dataset_splits"]
+    subsets = draft["dataset_configs"] or [None] * len(held)
+    train = [split for split in splits if "train" in split]
+    if len(train) != 1 or not all("train" in split or "test" in split for split in splits):
+        draft.refuse("dataset_splits", "expected one split for training, and others with test in their names")
+        return []
+    if len(subsets) != len(held):
+        draft.refuse("dataset_configs", f"expected one for each of {len(held)} data sets, got {len(subsets)}")
+        return []
+    columns = ["messages"] if "dataset_text_field" in draft.rows else ["chosen", "rejected"]
+    every = {"split": train[0], "columns": columns, "in_order": True}
+    return [{"path": path, "name": subset, "weight": held[path], **every}
+            for path, subset in zip(held, subsets, strict=True)]  # fmt: skip
 
 
 def selected_columns(draft: Draft) -> set[str]:
@@ -158,7 +215,7 @@ def _mixture(draft: Draft, setting: str) -> list[Any]:
             continue
         try:
             split, part = parse_split(str(entry.get("split", "train")))
-            more = {**_columns(entry.get("columns")), **_weighed(entry.get("weight")), **part}
+            more = {**_columns(entry.get("columns")), **_weighed(entry), **part}
         except Refusal as refusal:
             draft.refuse(setting, f"{place}: {refusal.what}", refusal.fix)
             continue
@@ -180,13 +237,14 @@ def _columns(selected: Any) -> dict[str, Any]:
     return {"format": "preference", **more} if {"chosen", "rejected"} <= names else more
 
 
-def _weighed(weight: Any) -> dict[str, Any]:
-    """Return the share of the shuffled records that alignment-handbook's weight keeps. Raises Refusal."""
+def _weighed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the share of the records that alignment-handbook's weight keeps. Raises Refusal."""
+    weight, order = entry.get("weight"), {"in_order": True} if "in_order" in entry else {}
     if weight is None or weight == 1:
         return {}
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 1:
         raise Refusal(f"weight: expected a fraction of the records, above 0 and at most 1, got {weight}")
-    return {"share": {"of": [weight, 1 - weight], "take": 1}}
+    return {"share": {"of": [weight, 1 - weight], "take": 1, **order}}
 
 
 def _layout(sources: Sequence[Any], field: str, first: FirstRecord) -> Layout | None:
@@ -215,7 +273,14 @@ def _set_evaluation(draft: Draft, sources: Sequence[Any]) -> None:
         except ValueError as error:
             draft.refuse(mixture, f"test_split_size: expected {error}, got {shown(share)}")
             return
-    if share:
+    if mixture == "dataset_mixer":
+        tests = [one for one in draft["dataset_splits"] if "test" in one and draft["eval_strategy"] != "no"]
+        found = [{**{key: part for key, part in _entry(source).items() if key != "share"}, "split": one}
+                 for one in tests for source in sources]  # fmt: skip
+        if found:
+            draft.set("data.eval", found[0] if len(found) == 1 else found, "dataset_splits")
+        draft.drop("dataset_mixer takes precedence", "dataset_test_split", "test_split_size")
+    elif share:
         draft.set("data.eval", int(share) if share >= 1 else share, name, why=_DRAWN if name == mixture else "")
         draft.drop(
             "test_split_size takes precedence", "dataset_test_split", *(["test_split_size"] if name == mixture else [])

@@ -282,7 +282,7 @@ METHODS: Mapping[str, Method] = {
 _SFT_ONLY = {
     "chat_template_path", "dataset_text_field", "dataset_kwargs", "eos_token", "packing", "packing_strategy",
     "eval_packing", "shuffle_dataset", "completion_only_loss", "assistant_only_loss", "loss_type", "max_length",
-    "learning_rate", "dataset_mixture", "chat_template",
+    "learning_rate", *(row.name for row in HANDBOOK),
 }  # fmt: skip
 
 
