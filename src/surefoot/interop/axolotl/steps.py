@@ -58,7 +58,8 @@ _FIRST_FIT = "an example of a shuffled epoch goes into the first row with room f
 def set_order(draft: Draft) -> None:
     """Set data.order. Without curriculum_sampling Axolotl shuffles in every epoch, whatever it did before."""
     in_turn, merged = draft["sample_packing_sequentially"], draft["shuffle_merged_datasets"]
-    mixed = merged and len(draft["datasets"] or ()) > 1
+    sets = draft["datasets"]
+    mixed = merged and isinstance(sets, list) and len(sets) > 1
     if mixed or not draft["curriculum_sampling"]:
         draft.drop("every epoch is shuffled with the seed", "shuffle_merged_datasets")
         draft.note("curriculum_sampling", "changed" if draft["curriculum_sampling"] else "listed", _SHUFFLED_ONCE)
