@@ -313,6 +313,23 @@ def test_a_rank_reads_the_pictures_of_its_own_batches_once_and_before_they_are_u
         _ = of_step(1)[0].pixels
 
 
+def test_ranks_see_at_the_same_time(prepare):
+    """Else some wait in the collectives of a vision tower that the others skip."""
+    seen = [answered({"messages": [{"role": "user", "content": parts(f"{word} ", RED)}]}) for word in "abc"]
+    blind = answered({"messages": [{"role": "user", "content": "and what is this, and that?"}]})
+    data = prepare([*seen[:2], blind, *seen[2:]]).train
+
+    def rounds(layout):
+        found = example_batches(data, range(4), layout)
+        assert sum(len(one.examples) for one in found) == 4
+        shown = [one.pictures is not None for one in found]
+        return [set(shown[place : place + 2]) for place in range(0, len(shown), 2)]
+
+    assert rounds(Layout(0, most=1, ranks=2, alike=True)) == [{True}, {True}, {False}]
+    assert rounds(Layout(0, most=4, ranks=2, alike=True)) == [{True}, {False}]  # of one micro-batch each, and a blank
+    assert {True, False} in rounds(Layout(0, most=1, ranks=2))  # twin
+
+
 def test_bytes_that_are_no_picture_are_refused_with_their_row(prepare, tmp_path):
     rows = [answered(table_row(tmp_path, "one column")) for _ in range(2)]
     rows[1]["images"] = {"bytes": b"no picture", "path": "words.png"}

@@ -20,8 +20,11 @@ from safetensors.torch import load_file
 
 from distributed.runs import rows
 from helpers.fork_server import ForkServer
+from helpers.seeing import seeing
+from helpers.seeing_families import seeing_family
 from helpers.tiers import representatives
 from helpers.tiny_models import curt, tiny_judge, tiny_llama
+from runs.test_pictures_run import records as pictures
 
 # fp32 sums over ranks and shares are taken in another order. Measured: losses 5e-7 (of PPO), weights 4e-8, after steps
 # of 3e-3.
@@ -88,6 +91,14 @@ METHODS["distill-own"] = {
     **METHODS["distill"],
     "distill": {"teacher": "WORLD/teacher", "beta": 1.0, "on_policy": 0.5, "max_new_tokens": 6},
 }
+METHODS["sft-dft"] = {**METHODS["sft"], "sft": {"loss": "dft"}}
+METHODS["sft-seen"] = {
+    **METHODS["sft"],
+    "model": "WORLD/gemma3",
+    "data": {"train": "WORLD/seen-2.jsonl", "max_length": 512},  # 4 pictures, 2 texts: of one rank, while the other sees
+    "vision": {"tower": "trained", "projector": "trained"},
+    "optim": {"lr": 1.0e-3, "eps": 1.0e-4},  # one gradient is about as large as eps, whose step follows rounding most
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
@@ -108,6 +119,7 @@ MATRIX = representatives(
     ("ppo-judged", "fsdp2", "lora"),
     ("grpo", "fsdp2", "lora"),
     ("distill", "fsdp2", "full"),
+    ("sft-seen", "fsdp2", "full"),
     ("grpo-turns", "ddp", "lora"),
     ("distill-own", "ddp", "lora"),
 )
@@ -140,11 +152,16 @@ def world(tmp_path_factory) -> Path:
         ],
         "texts": [{"text": f"The {word} is here."} for word in words[:5]],
     }
+    seen = [json.loads(line) for line in pictures(folder).read_text().splitlines()]
+    said = [{"role": "user", "content": "Say one."}, {"role": "assistant", "content": "one"}]
+    for texts in (2, 4):
+        tables[f"seen-{texts}"] = [*seen[:2], *[{"messages": said}] * texts, *seen[2:]]
     for name, records in tables.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "score.py").write_text(SCORE)
     (folder / "tool.py").write_text(TOOL)
     curt(folder / "curt")
+    seeing_family("gemma3", folder / "gemma3")
     return folder
 
 
@@ -276,3 +293,29 @@ def test_prompts_that_two_ranks_compute_once_are_those_that_one_computes_twice(s
     # The twin: other rows.
     other = trained(server, world, f"other-{stage}", "reward", adapter, parallel, data=data, duration="3 steps", seed=7)
     assert apart(whole, other)[1] > WEIGHT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_step_of_texts_leaves_the_tower_alone(server, world, engine):
+    """No rank has a gradient for it then, and Adam's momentum must not move it on. (ZeRO's flat buffers have zeros.)"""
+    texts = {"data": {"train": "WORLD/seen-4.jsonl", "max_length": 512}, "duration": "4 steps"}
+    alone = trained(server, world, f"texts-alone-{engine}", "sft-seen", "full", **texts)
+    both = trained(server, world, f"texts-{engine}", "sft-seen", "full", ENGINES[engine], **texts)
+    losses, weights = apart(alone, both)
+    assert losses <= LOSS_TOLERANCE
+    assert weights <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mllama", "qwen2_5_vl"])
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_families_that_skip_layers_without_pictures(server, world, family, engine):
+    base = world / family
+    seeing(family, base) if family == "qwen2_5_vl" else seeing_family(family, base)
+    how = {"model": str(base), "vision": {"tower": "adapter"}}
+    alone = trained(server, world, f"{family}-alone-{engine}", "sft-seen", "lora", **how)
+    both = trained(server, world, f"{family}-{engine}", "sft-seen", "lora", ENGINES[engine], **how)
+    losses, weights = apart(alone, both)
+    assert losses <= LOSS_TOLERANCE
+    assert weights <= WEIGHT_TOLERANCE

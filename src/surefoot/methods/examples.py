@@ -130,10 +130,11 @@ def step_layout(plan: RunPlan, data: PreparedData) -> Layout:
     """Layout of one step's examples, pairs or judged answers: packed, or padded with a limit in tokens or items."""
     micro, tokens, pad = plan.batch.micro.value, plan.batch.tokens, plan.tokenizer.pad_id
     most = micro if tokens is None else None
+    ranks = plan.parallel.ranks.value
     if plan.kernels.documents.value == PLAIN:
-        return Layout(pad, most, tokens)
+        return Layout(pad, most, tokens, ranks=ranks, alike=plan.parallel.engine.value in ("fsdp2", "deepspeed"))
     longest = int(data.train.lengths.reshape(-1, data.rows_per_item).sum(axis=1).max())
-    return Layout(pad, most, tokens or micro * longest, packed=True, ranks=plan.parallel.ranks.value)
+    return Layout(pad, most, tokens or micro * longest, packed=True, ranks=ranks)
 
 
 def whole_layout(plan: RunPlan, data: PreparedData) -> Layout:

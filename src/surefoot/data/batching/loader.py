@@ -54,6 +54,7 @@ class Layout:
     tokens: maximum tokens per micro-batch, including padding, unless a single item has more; None: no limit.
     packed: a micro-batch is one packed row of documents.
     ranks: number of ranks; the number of packed rows is a multiple of it if there are enough items.
+    alike: the micro-batches that ranks compute at the same time all have pictures or none has; see `_filled`.
     """
 
     pad_id: int
@@ -61,6 +62,7 @@ class Layout:
     tokens: int | None = None
     packed: bool = False
     ranks: int = 1
+    alike: bool = False
 
     def groups(self, sizes: Sizes) -> list[list[int]]:
         """Group the items of one step. Returns item indices per micro-batch, the longest micro-batch first."""
@@ -188,30 +190,51 @@ def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: La
     return replace(batch, pictures=pictures, seen=(batch.input_ids == processor.token_id).int())
 
 
-def _of_equal_pictures(dataset: TokenizedDataset, groups: Iterable[list[int]], pair: int = 1) -> Iterator[list[int]]:
-    """Split micro-batches of a model whose rows need equally many pictures. pair: 2 for indices of pairs, else 1."""
+def _by_pictures(
+    dataset: TokenizedDataset, groups: Iterable[list[int]], layout: Layout, pair: int = 1
+) -> Iterable[list[int]]:
+    """Split micro-batches whose rows must have equally many pictures, and those of which all or none must have any:
+    these come with pictures first. pair: 2 for indices of pairs, else 1."""
+    if dataset.processor is None or not (dataset.processor.by_row or layout.alike):
+        return groups
+    most = math.inf if dataset.processor.by_row else 1
+    found: dict[bool, list[list[int]]] = {True: [], False: []}
     for group in groups:
-        alike: dict[int, list[int]] = {}
+        alike: dict[float, list[int]] = {}
         for index in group:
-            count = dataset.picture_count(pair * index) if dataset.processor and dataset.processor.by_row else 0
-            alike.setdefault(count, []).append(index)
-        yield from alike.values()
+            alike.setdefault(min(dataset.picture_count(pair * index), most), []).append(index)
+        for count, own in alike.items():
+            found[count > 0 or not layout.alike].append(own)
+    return [*found[True], *found[False]]
+
+
+def _filled(batches: Iterable[AnyBatch], layout: Layout) -> Iterator[AnyBatch]:
+    """Pass the micro-batches through, which `_by_pictures` has ordered. If they must be alike, blank ones make those
+    with pictures a multiple of the ranks: a rank that skips the vision tower while another runs it would miss the
+    collectives of sharded weights or gradients there."""
+    before, number = None, 0
+    for batch in batches:
+        if layout.alike and before is not None and (batch.rows.pictures is None) != (before.rows.pictures is None):
+            yield from [before.blank()] * (-number % layout.ranks)
+            number = 0
+        yield batch
+        before, number = batch, number + 1
 
 
 def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """Build the micro-batches of one step."""
     own = [int(index) for index in indices]
     groups = [[own[place] for place in group] for group in layout.groups([(dataset.length(index),) for index in own])]
-    groups = _of_equal_pictures(dataset, groups)
-    return [_batch_of(dataset, [dataset[index] for index in group], layout) for group in groups]
+    found = [[dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout)]
+    return list(_filled((_batch_of(dataset, examples, layout) for examples in found), layout))
 
 
 def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
     """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
     never."""
     groups = layout.groups_of_all([(int(length),) for length in dataset.lengths])
-    for group in _of_equal_pictures(dataset, groups):
-        yield _batch_of(dataset, [dataset[index] for index in group], layout)
+    found = ([dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout))
+    yield from _filled((_batch_of(dataset, examples, layout) for examples in found), layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
@@ -258,7 +281,8 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     """
     own = [int(pair) for pair in pairs]
     groups = [[own[i] for i in group] for group in layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())]
-    found = [_pair_batch(dataset, group, layout) for group in _of_equal_pictures(dataset, groups, 2)]
+    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, 2))
+    found = list(_filled(made, layout))
     better = sum(_better_tokens(one) for one in found)
     shares = {"answer_share": len(own) / better if better else 0.0, "row_share": _row_share(dataset, own)}
     return [replace(one, **shares) for one in found]
@@ -271,8 +295,8 @@ def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     shares = {"answer_share": count / tokens if tokens else 0.0, "row_share": _row_share(dataset, range(count))}
     groups = layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist())
-    for group in _of_equal_pictures(dataset, groups, 2):
-        yield replace(_pair_batch(dataset, group, layout), **shares)
+    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, 2))
+    yield from _filled((replace(one, **shares) for one in made), layout)
 
 
 def _row_share(dataset: TokenizedDataset, pairs: Sequence[int]) -> float:

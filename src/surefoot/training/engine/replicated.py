@@ -62,8 +62,10 @@ class DdpEngine(SingleEngine):
         _require_same({**dict(model.named_parameters()), **dict(model.named_buffers())}, ranks, "before the first step")
 
     def reduce(self) -> None:
-        for parameter in self.parameters.values():
-            if parameter.grad is None:  # unused on this rank, but maybe used on another
+        # What no rank has used gets no gradient, so that the optimizer skips it as in one process.
+        used = self.totals([float(one.grad is not None) for one in self.parameters.values()])
+        for parameter, ranks in zip(self.parameters.values(), used, strict=True):
+            if parameter.grad is None and ranks:
                 parameter.grad = torch.zeros_like(parameter)
         add_over_ranks([one.grad for one in self.parameters.values() if one.grad is not None], self.ranks)
 

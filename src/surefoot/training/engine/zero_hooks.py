@@ -38,10 +38,12 @@ def overflown(zero: Any, stage: int) -> Iterator[None]:
 
 def fetch_by_layer(deepspeed: Any, model: nn.Module) -> None:
     """Make stage 3 gather a decoder layer as one unit. Otherwise a weight is empty outside of its module's forward, but
-    PEFT's DoRA computes norms from weights of several modules of a layer."""
-    layers = {type(layer) for inner in language_models(model) for layer in decoder_layers(inner)}
-    if layers:
-        deepspeed.utils.set_z3_leaf_modules(model, list(layers))
+    PEFT's DoRA computes norms from weights of several modules of a layer, and torch's multi-head attention, the pooling
+    head of SigLIP, multiplies with the weight of a module in it."""
+    units = {type(layer) for inner in language_models(model) for layer in decoder_layers(inner)}
+    units |= {type(one) for one in model.modules() if isinstance(one, nn.MultiheadAttention)}
+    if units:
+        deepspeed.utils.set_z3_leaf_modules(model, list(units))
     for inner in language_models(model):
         inner.get_input_embeddings().register_forward_hook(_with_gradient)
 
