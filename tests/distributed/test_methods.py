@@ -95,7 +95,7 @@ METHODS["sft-dft"] = {**METHODS["sft"], "sft": {"loss": "dft"}}
 METHODS["sft-seen"] = {
     **METHODS["sft"],
     "model": "WORLD/gemma3",
-    "data": {"train": "WORLD/seen-2.jsonl", "max_length": 512},  # 4 pictures, 2 texts: of one rank, while the other sees
+    "data": {"train": "WORLD/seen-2.jsonl", "max_length": 512},  # texts stand between pictures
     "vision": {"tower": "trained", "projector": "trained"},
     "optim": {"lr": 1.0e-3, "eps": 1.0e-4},  # one gradient is about as large as eps, whose step follows rounding most
 }
