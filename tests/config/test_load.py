@@ -591,6 +591,7 @@ def test_examples_of_all_keys_are_accepted(tmp_path: Path) -> None:
         "take": "{group}.of=[2, 4, 4]",
         "in_order": "{group}={{of: [2, 4, 4], take: 1}}",
         "adapter.initial_revision": "adapter.initial=org/name",
+        "adapter.start_iterations": "adapter.start=pissa",
         "data.train.streaming": "data.max_samples=8",
         "optim.momentum": "optim.name=sgd",
         "tracking.name": "report_to=[wandb]",

@@ -375,7 +375,6 @@ REFUSED = [  # of several settings the last one is refused
     "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 2}",
     "report_to: swanlab",
     "packing: true",
-    "pissa_init: true",
     "adapter_name_or_path: saves/old",  # whose files cannot be read
     "adapter_name_or_path: saves/one,saves/two",
     "adapter_name_or_path: saves/one\ncreate_new_adapter: true",

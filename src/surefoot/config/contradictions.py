@@ -228,6 +228,29 @@ def _noise(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _starts(config: RunConfig) -> Iterator[Problem]:
+    """Check adapters that start from the base's own weights, which then change."""
+    given = config.adapter
+    if given is None:
+        return
+    if given.start_iterations is not None and given.start != "pissa":
+        what = "only adapter.start: pissa reads it"
+        yield _problem("adapter.start_iterations", what, "leave it out", "adapter.start")
+    if given.start == "zero":
+        return
+    obstacles = {
+        "adapter.kind": given.kind != "lora" and "is for LoRA adapters",
+        "adapter.initial": given.initial is not None and "and adapter.initial both set the first values",
+        "precision.base": config.precision.base in QUANTIZED and "changes the base's weights, which 4 or 8 bits round",
+        "precision.qat": config.precision.qat != "off" and "changes the base's weights, which precision.qat rounds",
+        "stage": (config.needs_reference or config.method.rollouts)
+        and "changes the base under the adapter, and this stage also uses it as it was",
+    }
+    for key, obstacle in obstacles.items():
+        if obstacle:
+            yield _problem("adapter.start", f"{given.start} {obstacle}", "leave one of them out", key)
+
+
 def _bos(config: RunConfig) -> Iterator[Problem]:
     if config.bos.prepend == "off" and config.bos.scale != 1:
         yield _problem(
@@ -332,6 +355,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (
     _trained,
     _random,
     _publishing,
+    _starts,
     _mixture,
     _optimizer,
     _trackers,

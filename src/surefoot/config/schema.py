@@ -66,6 +66,13 @@ class AdapterConfig(AdapterShape):
     """Folder or hub id of an adapter of the same shape whose weights training starts from. null: a new adapter. A
     folder's adapter_config.json decides kind, rank, alpha, rslora, targets and modules_to_save where left out. The
     reference of ppo and grpo, and of dpo and kto by default, stays the base without any adapter."""
+    start: Literal["zero", "pissa", "olora"] = "zero"
+    """What a new adapter starts from; the model's answers stay the same. zero: B is 0. pissa: the largest singular
+    values of each weight, which then train while the base keeps the rest (Meng et al. 2024). olora: the first rows and
+    columns of its QR decomposition (Büyükakyüz 2024). Run folders hold a LoRA of twice the rank for the unchanged
+    base."""
+    start_iterations: Annotated[Count | None, Field(examples=[16])] = None
+    """pissa only: iterations of a fast approximation; null: the exact decomposition."""
     initial_revision: Annotated[Text | None, Field(examples=["main"])] = None
     """Branch, tag or commit of adapter.initial on the hub."""
 

@@ -21,6 +21,7 @@ _OTHERS = {  # key -> names in other tools
     "adapter.dropout": "lora_dropout",
     "adapter.targets": "lora_target lora_target_modules lora_target_linear target_modules",
     "adapter.rslora": "use_rslora",
+    "adapter.start": "init_lora_weights pissa_init",
     "adapter.modules_to_save": "lora_modules_to_save additional_target",
     # data
     "data.train": "dataset datasets dataset_name dataset_path data_path train_data train_file train_dataset",

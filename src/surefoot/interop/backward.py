@@ -127,6 +127,14 @@ def reverse(key: str, table: Mapping[Any, Any]) -> Back:
     return lambda ours: next((theirs for theirs, mine in table.items() if mine == ours[key]), None)
 
 
+def start(ours: Ours) -> str | None:
+    """PEFT's init_lora_weights."""
+    word, count = ours["adapter.start"], ours["adapter.start_iterations"]
+    if word == "zero":
+        return None
+    return word if count is None else f"{word}_niter_{count}"
+
+
 def switched(key: str) -> Back:
     """True for on, false for off."""
     return reverse(key, {True: "on", False: "off"})

@@ -156,6 +156,13 @@ def text(value: Any) -> str:
     return str(value)
 
 
+def first_values(value: Any) -> bool | str:
+    """PEFT's init_lora_weights."""
+    if not isinstance(value, bool | str):
+        raise ValueError("true, or a word such as pissa")
+    return value
+
+
 def group(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a group of settings")

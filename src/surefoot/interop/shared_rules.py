@@ -38,6 +38,25 @@ HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"
 
 
+_STARTS = re.compile(r"(pissa)(?:_niter_([1-9][0-9]*))?|(olora)")
+STARTED = "the run folder holds a LoRA of twice the rank for the unchanged base"
+
+
+def set_start(draft: Draft, name: str) -> None:
+    """Set adapter.start from PEFT's init_lora_weights."""
+    word = draft[name]
+    if word in (True, None, "true", "True"):
+        draft.note(name, "carried")
+        return
+    found = _STARTS.fullmatch(str(word))
+    if found is None:
+        draft.refuse(name, f"surefoot's adapters do not start with {word}", "use true, pissa, pissa_niter_16 or olora")
+        return
+    draft.set("adapter.start", found[1] or found[3], name, why=STARTED)
+    if found[2]:
+        draft.set("adapter.start_iterations", int(found[2]), name, why=STARTED)
+
+
 def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
     """Set checkpoint.keep. keep: number of newest checkpoints in the other tool. why: how surefoot differs."""
     why = "; ".join(filter(None, (why, AT_LEAST if checkpoints_kept(keep) > keep else "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from surefoot.models.modes import set_dropout
 from surefoot.models.peft import PeftModel
 from surefoot.models.precision import TORCH_DTYPE, quantize
 from surefoot.models.qat import round_weights
-from surefoot.models.save import load_adapter_weights, save_adapter, save_full
+from surefoot.models.save import load_adapter_weights, remember_start, resume_started, save_adapter, save_full
 from surefoot.models.saved_adapter import SavedAdapter, check_shape, fitted, read_adapter, start_from
 from surefoot.models.value_head import freeze_output_head
 from surefoot.models.wrapped import freeze_others, train_vision
-from surefoot.planning.plan import OFF, OWN_DROPOUT, RunPlan
+from surefoot.planning.plan import OFF, OWN_DROPOUT, ZERO, RunPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.locations import looks_local
 from surefoot.training.checkpoint import Checkpoint
@@ -76,16 +77,20 @@ def load_policy(
         freeze_others(model, plan.trained)
         train_vision(model, plan.vision)
         return model.train()
+    starts = plan.adapter.start != ZERO
     adapted = add_adapter(
         model,
-        plan.adapter,
+        replace(plan.adapter, start=ZERO) if checkpoint else plan.adapter,
         seed=config.seed,
         base=config.model.path,
         revision=config.model.revision,
         autocast=plan.precision.compute.value != "fp32",
     )
     if checkpoint is not None:
-        load_adapter_weights(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
+        load = resume_started if starts else load_adapter_weights
+        load(adapted, checkpoint.folder, save_embedding=tokens.added_rows > 0)
+    elif starts:
+        remember_start(adapted)
     elif (saved := find_initial(config, plan, base)) is not None:
         start_from(adapted, saved)
     return adapted.train()

@@ -15,7 +15,7 @@ Shapes: E experts, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -110,11 +110,19 @@ def check_targets(model: PreTrainedModel, plan: AdapterPlan) -> None:
             faults.append(Fault("adapter.targets", what, "set adapter.experts: false", code=_TARGETS))
     if not plan.targets.value and not plan.parameters:
         faults.append(Fault("adapter.targets", "matches no module", "name linear layers", code=_TARGETS))
-    faults = faults or [*_beyond_peft(model, plan)]
+    faults = faults or [*_beyond_peft(model, plan), *_turned_factors(modules, plan)]
     if not faults and plan.kind.value == "dora":
         faults = _norm_faults(model, plan.targets.value)
     if faults:
         raise InputError(faults)
+
+
+def _turned_factors(modules: Mapping[str, nn.Module], plan: AdapterPlan) -> Iterator[Fault]:
+    """PEFT's OLoRA takes factors of the weight as it is stored, and Conv1D stores it transposed."""
+    turned = [name for name in plan.targets.value if isinstance(plain_layer(modules[name]), Conv1D)]
+    if turned and plan.start == "olora":
+        what = f"olora has no form for {turned[0]}, which stores its weight transposed"
+        yield Fault("adapter.start", what, "use pissa, or leave it out", code="SF-CONFIG-CONFLICT")
 
 
 def _is_turned(model: nn.Module, parameter: str) -> bool:

@@ -39,7 +39,7 @@ from surefoot.models.peft import (
 )
 from surefoot.models.precision import hold_in_fp32
 from surefoot.models.quiet import quiet_libraries
-from surefoot.planning.plan import AdapterPlan
+from surefoot.planning.plan import ZERO, AdapterPlan
 
 ADAPTER = "default"  # PEFT's name for the only adapter
 AdaptedLayer = LoraLayer | ModulesToSaveWrapper
@@ -123,6 +123,7 @@ def _lora_config(model: PreTrainedModel, plan: AdapterPlan) -> LoraConfig:
         lora_dropout=plan.dropout,
         use_rslora=plan.rslora,
         use_dora=plan.kind.value == "dora",
+        init_lora_weights=True if plan.start == ZERO else plan.start,  # type: ignore[arg-type]
         target_modules=modules,
         target_parameters=parameters or None,
         fan_in_fan_out=any(isinstance(plain_layer(model.get_submodule(name)), Conv1D) for name in plan.targets.value),

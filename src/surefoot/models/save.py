@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from surefoot.models.adapter_start import in_file, read_file, remember, take_out
 from surefoot.models.adapters import ADAPTER
 from surefoot.models.convert.tensors import Tensors
 from surefoot.models.folder import ADAPTER_CONFIG
@@ -39,12 +40,10 @@ def save_adapter(model: PeftModel, folder: Path, *, save_embedding: bool, name: 
     name: which of the model's adapters; the files do not contain it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = [(key, one.cpu().contiguous()) for key, one in adapter_tensors(model, save_embedding, name).items()]
-    save_file(without_sharing(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    fields = {
-        key: sorted(value) if isinstance(value, set) else value
-        for key, value in model.peft_config[name].to_dict().items()
-    }
+    tensors = {key: one.cpu().contiguous() for key, one in adapter_tensors(model, save_embedding, name).items()}
+    tensors, settings = in_file(model, tensors, model.peft_config[name].to_dict())
+    save_file(without_sharing(tensors.items()), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    fields = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     fields["inference_mode"] = True  # as PEFT writes it: the adapter is loaded frozen
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -64,6 +63,23 @@ def load_adapter_weights(
         saved = without_duplicates(load_file(path))
     else:
         saved = {key: tensor.read() for key, tensor in without_duplicates(tensors).items()}
+    _give(model, saved, path, save_embedding=save_embedding, name=name)
+
+
+def remember_start(model: PeftModel) -> None:
+    """Keep the first values of an adapter that starts from the base's weights."""
+    remember(model, adapter_tensors(model, save_embedding=False))
+
+
+def resume_started(model: PeftModel, folder: Path, *, save_embedding: bool) -> None:
+    """`load_adapter_weights` for an adapter that started from the base's weights: also changes these as then."""
+    path = folder / ADAPTER_WEIGHTS
+    own, first = read_file(path)
+    _give(model, without_duplicates(own), path, save_embedding=save_embedding, name=ADAPTER)
+    take_out(model, first)
+
+
+def _give(model: PeftModel, saved: dict[str, torch.Tensor], path: Path, *, save_embedding: bool, name: str) -> None:
     expected = adapter_tensors(model, save_embedding, name)
     if different := sorted(saved.keys() ^ expected.keys()):
         what = f"{len(different)} weights are in only one of file and model, first {different[0]}"

@@ -19,7 +19,7 @@ from surefoot.families import FAMILIES, counterpart
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact
 from surefoot.planning.coverage import check_depth, coverage
 from surefoot.planning.notes import Notes
-from surefoot.planning.plan import AdapterPlan, Choice
+from surefoot.planning.plan import ZERO, AdapterPlan, Choice
 from surefoot.system.messages import nearest_word
 
 _DORA = "SF-ADAPTER-DORA"
@@ -62,6 +62,7 @@ def plan_adapter(
         modules_to_save=tuple(_short(name, model) for name in names_to_save(request)),
         trainable=added + _size_in_full(saved, model),
         parameters=tuple(_full_name(module, matrix) for module, matrix in matrices),
+        start=_start(request, targets, matrices, notes, key),
     )
     if request.targets == "all-linear" and request.experts == "auto":
         check_depth(coverage(model, plan), *_why_shallow(request, model, obstacle), notes, key)
@@ -102,6 +103,22 @@ def with_new_tokens(request: AdapterShape, model: ModelFacts, *, head: bool) -> 
 def names_to_save(request: AdapterShape) -> list[str]:
     """Return the modules that train in full, after `with_rest`."""
     return [] if request.modules_to_save == "rest" else request.modules_to_save
+
+
+def _start(
+    request: AdapterShape, targets: Sequence[ModuleFact], matrices: Sequence[_Stacked], notes: Notes, key: str
+) -> str:
+    """Return PEFT's word for what the adapter starts from."""
+    if not isinstance(request, AdapterConfig) or request.start == ZERO:
+        return ZERO
+    if matrices:
+        what = f"{request.start} has no form for {_full_name(*matrices[0])}, which is no linear layer"
+        notes.refuse(f"{key}.start", what, f"leave it out, or set {key}.experts: false", _TARGETS)
+    narrow = min(targets, key=lambda target: min(_sizes(target)), default=None)
+    if narrow and min(_sizes(narrow)) < request.rank:
+        what = f"{request.rank} is above the narrower side of {narrow.name}, which has no further factors to start from"
+        notes.refuse(f"{key}.rank", what, f"use at most {min(_sizes(narrow))}, or leave {key}.start out")
+    return request.start if request.start_iterations is None else f"{request.start}_niter_{request.start_iterations}"
 
 
 _Stacked = tuple[ModuleFact, MatrixFact]  # a parameter outside linear layers (such as stacked experts), with its module

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.families.model_facts import ModelFacts
 from surefoot.planning.memory import BYTES
-from surefoot.planning.plan import DType, RunPlan
+from surefoot.planning.plan import ZERO, DType, RunPlan
 
 LEAST_KEPT = 2  # minimum number of checkpoints, because the newest may be corrupt
 _AVERAGES = 2  # copies of a moving average in a checkpoint: for resuming, and as a loadable model
@@ -80,7 +80,7 @@ def disk_forecast(
     surely = 1 if saves is None else saves
     policies = 1 + averaged
     tokenizer *= policies + (plan.ppo is not None)  # one for the critic
-    last = merged or 4 * plan.trainable
+    last = merged or _trained_bytes(plan)
     own_folder = merged  # the folder in which it is verified
     return DiskForecast(
         checkpoint=checkpoint_bytes(plan) + _AVERAGES * averaged * 4 * plan.trainable + tokenizer,
@@ -103,7 +103,12 @@ def checkpoint_bytes(plan: RunPlan) -> int:
         moments = _MOMENTS * plan.trainable
     elif plan.parallel.zero_stage or plan.parallel.engine.value == "fsdp2":
         moments *= plan.parallel.ranks.value
-    return 4 * plan.trainable + _critic_bytes(plan) + moments
+    return _trained_bytes(plan) + _critic_bytes(plan) + moments
+
+
+def _trained_bytes(plan: RunPlan) -> int:
+    """Bytes of the trained weights in fp32; an adapter that starts from the base's weights has its first values too."""
+    return 4 * plan.trainable * (2 if plan.adapter and plan.adapter.start != ZERO else 1)
 
 
 def _critic_bytes(plan: RunPlan) -> int:

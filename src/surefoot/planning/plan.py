@@ -104,6 +104,9 @@ class TokenizerPlan:
         return max((self.pad_id, *self.added_ids)) + 1 if self.added_rows else None
 
 
+ZERO = "zero"  # value of adapter.start
+
+
 @dataclass(frozen=True)
 class AdapterPlan:
     kind: Choice[str]  # lora | dora
@@ -116,6 +119,7 @@ class AdapterPlan:
     trainable: int  # parameters
     # Full names of adapted parameters outside linear layers: stacked experts, routers. Empty in older plans.
     parameters: tuple[str, ...] = ()
+    start: str = ZERO  # or PEFT's word for how A and B start from the base's weights
 
 
 @dataclass(frozen=True)

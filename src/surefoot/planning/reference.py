@@ -53,7 +53,7 @@ def with_reference(reference: Choice[str] | None, config: RunConfig, work: Workl
         return work
     second = reference.value not in (ADAPTER_OFF, CACHED, NONE)
     numbers = _NUMBERS if config.method.learns_tokens else 0
-    return replace(work, beside=base_bytes(work) if second else 0, compared=numbers)
+    return replace(work, beside=work.beside + (base_bytes(work) if second else 0), compared=numbers)
 
 
 # Further fp32 numbers for each logit of a chunk: log-probabilities of student and teacher, the teacher's logits, the

@@ -11,7 +11,16 @@ from surefoot.planning.experts import as_dense
 from surefoot.planning.fast_paths import EXPERTS, FUSED, head_rows
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.optimizer import state_bytes, trainable_tensors
-from surefoot.planning.plan import PLAIN, AdapterPlan, AttentionPlan, DType, KernelsPlan, PrecisionPlan, TokenizerPlan
+from surefoot.planning.plan import (
+    PLAIN,
+    ZERO,
+    AdapterPlan,
+    AttentionPlan,
+    DType,
+    KernelsPlan,
+    PrecisionPlan,
+    TokenizerPlan,
+)
 from surefoot.planning.trained import idle_parameters, only_trained
 from surefoot.planning.vision import NOTHING, Kept, TrainedVision, picture_bytes
 from surefoot.system.allocator import Holes
@@ -88,6 +97,7 @@ def workload_of(
     trainable = adapter.trainable if adapter else language + vision.parameters
     tensors = trainable_tensors(only_trained(config, model), adapter, tokens.added_rows)
     moments = state_bytes(config.optim, chain(tensors, vision.tensors))
+    started = adapter is not None and adapter.start != ZERO and hardware.kind == "cpu"
     return Workload(
         as_dense(model),
         precision,
@@ -98,6 +108,7 @@ def workload_of(
         moments,
         rows=config.method.rows,
         logits=not config.method.scores,
+        beside=4 * trainable if started else 0,  # the adapter's first values, in host memory
         documents=documents,
         varies=documents != PLAIN or (lengths is not None and len(set(lengths.mix)) > 1),
         products=_products(model, adapter, vision, lengths),

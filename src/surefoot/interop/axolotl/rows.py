@@ -23,6 +23,7 @@ from surefoot.interop.backward import (
     passes,
     reverse,
     share_of_warmup,
+    start,
     strategy,
     switched,
     tracked,
@@ -36,6 +37,7 @@ from surefoot.interop.settings import (
     by_name,
     carried,
     file_or_group,
+    first_values,
     group,
     joint,
     listed,
@@ -110,6 +112,8 @@ _ROWS: tuple[Row, ...] = (
           back=unless("adapter.modules_to_save", [], "rest")),
     joint("peft_use_dora", False, ("adapter.kind",), back=equals("adapter.kind", "dora")),
     joint("peft_use_rslora", False, ("adapter.rslora",)),
+    joint("peft_init_lora_weights", None, ("adapter.start",), "true, pissa, pissa_niter_N or olora", type=first_values,
+          back=start),
     joint("special_tokens", None, ("tokenizer.pad", "tokenizer.eos", "tokenizer.add"),
           "BOS, EOS and UNK must be the model's own, or EOS a new token", type=group, back=back.tokens),
     joint("tokens", None, ("tokenizer.add", "tokenizer.add_special"), "control tokens where the template writes them",
@@ -317,7 +321,7 @@ _ROWS: tuple[Row, ...] = (
     *_refused("surefoot has no such setting",
               "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
               "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
-              "peft_init_lora_weights peft_layer_replication peft_trainable_token_indices "
+              "peft_layer_replication peft_trainable_token_indices "
               "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "
               "push_dataset_to_hub dataloader_drop_last max_prompt_len eval_sequence_len "
               "auto_find_batch_size batch_flattening sage_attention s2_attention "

@@ -15,14 +15,22 @@ from surefoot.families.pictures import PARTS, part_of
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.saved_adapter import set_initial
-from surefoot.interop.shared_rules import EIGHT_BITS, module_names, set_default_targets, switch, targets_or_pattern
+from surefoot.interop.shared_rules import (
+    EIGHT_BITS,
+    module_names,
+    set_default_targets,
+    set_start,
+    switch,
+    targets_or_pattern,
+)
 
 _NO_LAYER = ("lm_head", "embed_tokens", "embed_out", "wte")
 
 
 def set_adapter(draft: Draft) -> None:
     kind = draft["adapter"] or ""
-    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora")
+    shape = ("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora",
+             "peft_init_lora_weights")  # fmt: skip
     targets = ("lora_target_modules", "lora_target_linear", "lora_target_parameters")
     if kind not in ("", "lora", "qlora"):
         draft.refuse("adapter", f"surefoot does not support the adapter {kind}", "use lora or qlora")
@@ -62,6 +70,7 @@ def set_adapter(draft: Draft) -> None:
     else:
         draft.drop("TRL's trainers for this method disable all dropout, including the adapter's", "lora_dropout")
     draft.set("adapter.rslora", draft["peft_use_rslora"], "peft_use_rslora")
+    set_start(draft, "peft_init_lora_weights")
     try:
         saved = module_names(draft["lora_modules_to_save"]) or []
         stacked = module_names(draft["lora_target_parameters"]) or []

@@ -35,7 +35,7 @@ from surefoot.interop.settings import (
     text,
     whole,
 )
-from surefoot.interop.shared_rules import OF_TOKENS, module_names
+from surefoot.interop.shared_rules import OF_TOKENS, STARTED, module_names
 from surefoot.method_facts.losses import NO_REFERENCE
 
 _GENERATING = "applies to generation; surefoot generate and chat have flags for it"
@@ -205,9 +205,10 @@ FINETUNING = (
     listed("loraplus_lr_embedding", 1e-6, "is for LoRA on embeddings, which surefoot does not have"),
     joint("use_rslora", False, ("adapter.rslora",)),
     joint("use_dora", False, ("adapter.kind",), back=equals("adapter.kind", "dora")),
-    refused("pissa_init", False, "surefoot's adapters start at zero"),
-    listed("pissa_iter", 16, "belongs to pissa_init"),
-    refused("pissa_convert", False, "belongs to pissa_init, which surefoot does not support"),
+    joint("pissa_init", False, ("adapter.start",), STARTED, back=equals("adapter.start", "pissa")),
+    joint("pissa_iter", 16, ("adapter.start_iterations",), "-1: the exact decomposition",
+          back=lambda ours: ours["adapter.start_iterations"] or -1),
+    joint("pissa_convert", False, (), "always, for the run folder"),
     joint("create_new_adapter", False, (), "refused with adapter_name_or_path; export merges an adapter"),
     joint("freeze_trainable_layers", 2, ("model.trained",),
           "finetuning_type: freeze; without config.json the plan counts from the last", back=freeze.number),

@@ -20,7 +20,7 @@ from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, set_added, set_random, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, STARTED, set_added, set_random, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -51,7 +51,7 @@ def set_model(draft: Draft) -> None:
 
 def set_adapter(draft: Draft) -> None:
     kind = draft["finetuning_type"]
-    switches = ("use_dora", "use_rslora")
+    switches, starts = ("use_dora", "use_rslora", "pissa_init"), ("pissa_iter", "pissa_convert")
     if kind not in ("lora", "full", "freeze"):
         draft.refuse("finetuning_type", f"surefoot has no {kind}", "use lora, full or freeze")
         return
@@ -67,10 +67,10 @@ def set_adapter(draft: Draft) -> None:
             draft.refuse(name, "needs finetuning_type: lora")
         if draft["adapter_name_or_path"] is not None:
             draft.refuse("adapter_name_or_path", "needs finetuning_type: lora", MERGE)
-        draft.drop(f"finetuning_type is {kind}", *_LORA, *switches, "create_new_adapter")
+        draft.drop(f"finetuning_type is {kind}", *_LORA, *switches, *starts, "create_new_adapter")
         return
     if draft["adapter_name_or_path"] is not None:
-        _continue(draft, (*_LORA, *switches))
+        _continue(draft, (*_LORA, *switches, *starts))
         return
     draft.drop("a run without adapter_name_or_path starts with a new adapter", "create_new_adapter")
     rank, alpha = draft["lora_rank"], draft["lora_alpha"]
@@ -90,6 +90,15 @@ def set_adapter(draft: Draft) -> None:
     targets = draft["lora_target"]
     draft.set("adapter.targets", "all-linear" if targets in ("all", ["all"]) else targets, "lora_target")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    if draft["pissa_init"]:
+        draft.set("adapter.start", "pissa", "pissa_init", why=STARTED)
+        if draft["pissa_iter"] == -1:
+            draft.note("pissa_iter", "carried", "the exact decomposition", "adapter.start")
+        else:
+            draft.set("adapter.start_iterations", draft["pissa_iter"], "pissa_iter")
+        draft.note("pissa_convert", "carried", STARTED)
+    else:
+        draft.drop("belongs to pissa_init", *starts)
     if extra := draft["additional_target"]:
         draft.set("adapter.modules_to_save", extra, "additional_target")
 

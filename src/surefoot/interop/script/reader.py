@@ -13,7 +13,7 @@ from surefoot.interop.script.data import Found, trace
 from surefoot.interop.script.literals import Findings, Script, Unread
 from surefoot.interop.script.machine import KERNELS, read_machine
 from surefoot.interop.script.statements import Statements
-from surefoot.interop.settings import Row, carried, joint, listed, names, number, refused, text, whole
+from surefoot.interop.settings import Row, carried, first_values, joint, listed, names, number, refused, text, whole
 from surefoot.interop.translation import Note, Outcome
 from surefoot.interop.words import Word
 from surefoot.system.errors import InputError
@@ -79,7 +79,7 @@ ROWS: tuple[Row, ...] = (
     joint("early_stopping_threshold", 0.0, ("early_stopping.min_delta",), type=number),
     refused("lora_bias", "none", "surefoot trains no biases with an adapter"),
     listed("lora_inference_mode", False, "a run always trains"),
-    refused("init_lora_weights", True, "surefoot initializes LoRA as PEFT does by default"),
+    joint("init_lora_weights", True, ("adapter.start",), "True, pissa, pissa_niter_N or olora", type=first_values),
     *(joint(f"enable_{kernel}_sdp", None, (f"attention.{kernel}",)) for kernel in KERNELS),
     joint("added_tokens", None, ("tokenizer.add",), "add_tokens, and add_special_tokens of a list", type=names),
     listed("device_map", None, "training runs on one device"),

@@ -25,6 +25,7 @@ from surefoot.interop.shared_rules import (
     set_added,
     set_batch,
     set_rows,
+    set_start,
     targets_or_pattern,
 )
 from surefoot.interop.swift.data import set_hub_model
@@ -40,7 +41,7 @@ _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _ATTENTION = {"flash_attn": "flash_attention_2", "flash_attention_2": "flash_attention_2", "sdpa": "sdpa",
               "eager": "eager"}  # fmt: skip
 _SHAPE = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "modules_to_save", "use_rslora",
-          "use_dora")  # fmt: skip
+          "use_dora", "init_weights")  # fmt: skip
 _LEFT_OUT = "ms-swift leaves out longer examples, which are truncated here"
 _SPLIT = "ms-swift leaves out longer texts, which become several here"
 _OWN_TEMPLATE = "the tokenizer's chat template; ms-swift has one of its own for each family"
@@ -141,6 +142,7 @@ def set_adapter(draft: Draft) -> None:
     else:
         draft.drop(_OFF, "lora_dropout")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    set_start(draft, "init_weights")
     draft.set("adapter.modules_to_save", draft["modules_to_save"] or [], "modules_to_save")
     named = draft["target_modules"]
     named = [named] if isinstance(named, str) else named

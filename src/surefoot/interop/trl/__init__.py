@@ -17,7 +17,7 @@ from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, FirstRecord, Options, in_processes, inherited
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, truth
-from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows
+from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows, set_start
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation
@@ -124,6 +124,8 @@ def set_adapter(draft: Draft) -> None:
     else:
         draft.set("adapter.dropout", draft["lora_dropout"], "lora_dropout")
     draft.set("adapter.rslora", draft["use_rslora"], "use_rslora")
+    if "init_lora_weights" in draft.rows:  # of a script
+        set_start(draft, "init_lora_weights")
     draft.set("adapter.modules_to_save", draft["lora_modules_to_save"] or [], "lora_modules_to_save")
     set_targets(draft, "lora_target_modules")
 

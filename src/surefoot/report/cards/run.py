@@ -17,7 +17,7 @@ from surefoot.families.model_facts import OPENED_BY
 from surefoot.families.template_row import Prompt
 from surefoot.families.templates import find_row
 from surefoot.method_facts.methods import METHODS
-from surefoot.planning.plan import OFF, QAT_BLOCKS, Choice, RunPlan
+from surefoot.planning.plan import OFF, QAT_BLOCKS, ZERO, Choice, RunPlan
 from surefoot.report.footer import EXAMPLE_PROMPT
 from surefoot.report.tables.plan import who_and_why
 from surefoot.report.trainer_log import UNITS
@@ -159,7 +159,9 @@ def _summary(facts: CardFacts) -> str:
     if plan.adapter is None:
         return f"{base}{revision} after {method} of all weights ({share})."
     kind = {"lora": "LoRA", "dora": "DoRA"}[plan.adapter.kind.value]
-    adapter = f"{kind} adapter of rank {plan.adapter.rank}"
+    started = plan.adapter.start != ZERO
+    adapter = f"{kind} adapter of rank {plan.adapter.rank * (2 if started else 1)}"
+    adapter += f" ({plan.adapter.start} of half of it)" if started else ""
     if facts.merged:
         return f"{base}{revision} with a {adapter} merged into it, made by {method} ({share})."
     return f"{adapter} for {base}{revision}, made by {method} ({share})."

@@ -15,7 +15,7 @@ from surefoot.config.keys import all_keys
 from surefoot.families.templates import IN_CONFIG, is_jinja
 from surefoot.method_facts.losses import REWARD_LOSSES
 from surefoot.planning.memory import fits, usable
-from surefoot.planning.plan import OFF, PLAIN, Choice, ParallelPlan, RunPlan
+from surefoot.planning.plan import OFF, PLAIN, ZERO, Choice, ParallelPlan, RunPlan
 from surefoot.planning.scale import ScaleRow
 from surefoot.planning.vision import parts_reached
 from surefoot.system.messages import size_text
@@ -224,6 +224,9 @@ def _adapter_rows(plan: RunPlan) -> Iterator[Row]:
     scale = "alpha / sqrt(rank)" if adapter.rslora else "alpha / rank"
     sizes = f"rank {adapter.rank}, alpha {adapter.alpha:g}"
     yield "adapter.scale", sizes, "user", f"scale is {scale}; dropout {adapter.dropout:g}"
+    if adapter.start != ZERO:
+        held = f"the base keeps the rest; folders hold rank {2 * adapter.rank} over all of it"
+        yield "adapter.start", adapter.start, "user", held
     targets = adapter.targets
     # A router is known by its module: its parameter is called "weight".
     parameters = (name.removesuffix(".weight") for name in adapter.parameters)
