@@ -47,7 +47,7 @@ def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]
     if family in TARGETS:
         return TARGETS[family], frozenset()
     model = opened(base)
-    barred = (*_ROUTERS, ".out_proj") if family in _MAMBA else _ROUTERS
+    barred = (*_ROUTERS, ".out_proj") if family in _MAMBA else (*_ROUTERS, ".correction_coefs")  # Gemma 3n
     linears = frozenset(
         name
         for name, module in model.named_modules()

@@ -190,6 +190,30 @@ FAMILIES = {
         eye={"image_size": 32},
         gemma=True,
     ),
+    "gemma3n": _Family(
+        template=_GEMMA.replace("BEGIN", "<start_of_turn>").replace("END", "<end_of_turn>"),
+        stop="<end_of_turn>",
+        # As in the published tokenizer: those from <end_of_image> on have embeddings of their own.
+        tokens=(
+            *("<start_of_image>", "<start_of_audio>"),
+            *("<end_of_image>", "<image_soft_token>", "<end_of_audio>", "<audio_soft_token>"),
+        ),
+        roles={
+            "image_token": "<image_soft_token>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "audio_token": "<audio_soft_token>",
+            "boa_token": "<start_of_audio>",
+            "eoa_token": "<end_of_audio>",
+        },
+        processor=("gemma3n", "Gemma3nProcessor"),
+        pil=("siglip.image_processing_pil_siglip", "SiglipImageProcessorPil"),
+        eye_class="SiglipImageProcessorFast",
+        size={"size": {"height": 64, "width": 64}},
+        settings={"image_seq_length": 4},
+        gemma=True,
+        package="timm",
+    ),
     "gemma4": _GEMMA4,
     "gemma4_unified": replace(
         _GEMMA4,
@@ -352,6 +376,11 @@ def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
     language |= {"eos_token_id": ids[family.stop], "bos_token_id": tokenizer.bos_token_id}
     if name == "mllama":  # the embedding has 8 more rows than the head, for this token
         language["vocab_size"] = ids["<|image|>"]
+    if name == "gemma3n":
+        first, audio = ids["<end_of_image>"], ids["<end_of_audio>"]
+        language["vocab_size_per_layer_input"] = first
+        eye = eye | {"vocab_offset": first, "vocab_size": audio - first}
+        others = others | {"audio_config": others["audio_config"] | {"vocab_offset": audio, "vocab_size": 2}}
     config = CONFIG_MAPPING[name](text_config=language, vision_config=eye | family.eye, **others, **family.others)
     config.image_token_id = ids[family.image]
     if name == "mistral3":
@@ -376,8 +405,8 @@ def seeing_family(name: str, folder: Path, *, seed: int = 0) -> Path:
 def _tokenizer(family: _Family, folder: Path) -> None:
     template = family.template.replace("MARK", family.roles.get("boi_token", family.image))
     if family.gemma:
-        if "<|turn>" in family.tokens:
-            template = template.replace("<|image>", family.image)
+        if family.package or "<|turn>" in family.tokens:  # whose template writes the token of a feature
+            template = template.replace(family.roles["boi_token"], family.image)
         zoo_tokenizers.gemma(folder, template, image=False)
     elif family.stop == "<|eot_id|>":
         zoo_tokenizers.llama3(folder, template, pad=True)
@@ -412,7 +441,7 @@ def reference(name: str, folder: Path) -> Any:
     init: Callable[..., None] = getattr(kind.__init__, "__wrapped__", kind.__init__)
     gemma4 = ("gemma4", "gemma4_unified")
     beside = {"video_processor": None} if name in (*gemma4, "smolvlm", "internvl", "glm46v") else {}
-    beside |= {"feature_extractor": None} if name in gemma4 else {}
+    beside |= {"feature_extractor": None} if name in (*gemma4, "gemma3n") else {}
     made.check_argument_for_proper_class = lambda *given: None
     eye = AutoImageProcessor.from_pretrained(folder, backend="pil")
     init(

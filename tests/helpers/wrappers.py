@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 
 from helpers import zoo_templates, zoo_tokenizers
+from helpers.zoo_modern import GEMMA3N_TEXT
 
 _TEXT = {
     "hidden_size": 32,
@@ -97,6 +99,22 @@ WRAPPERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         _SIGLIP,
         {"mm_tokens_per_image": 4},
     ),
+    "gemma3n": (
+        _TEXT | GEMMA3N_TEXT | {"head_dim": 8, "sliding_window": 16},
+        {
+            "architecture": "mobilenetv5_300m_enc",
+            "model_args": {"channel_multiplier": 0.01, "msfa_output_resolution": 2},
+        },
+        {
+            "vision_soft_tokens_per_image": 4,
+            "audio_config": {
+                "hidden_size": 16,
+                "conf_num_hidden_layers": 1,
+                "conf_num_attention_heads": 2,
+                "sscp_conv_channel_size": [4, 4],
+            },
+        },
+    ),
     "gemma4": (
         _TEXT | _GEMMA4 | {"hidden_size_per_layer_input": 8},
         {
@@ -176,6 +194,8 @@ PREPROCESSOR = {"image_processor_type": "Qwen2VLImageProcessorFast", "patch_size
 
 def wrapper(name: str, folder: Path, *, seed: int = 0, **text: Any) -> Path:
     """Write a model folder that `from_pretrained` reads. text: other keys of text_config."""
+    if name == "gemma3n":
+        pytest.importorskip("timm")
     gemma = name.startswith("gemma")
     if gemma:
         zoo_tokenizers.gemma(folder, zoo_templates.GEMMA3, image=False)

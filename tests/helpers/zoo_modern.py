@@ -72,6 +72,16 @@ _FULL_AND = {
     "conv": ["conv", "full_attention"],
     "mamba": ["mamba", "attention"],
 }
+
+GEMMA3N_TEXT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    "vocab_size_per_layer_input": 256,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 4,
+}
 # model_type -> what else it needs to be small and to mix its kinds of layers.
 DENSE: dict[str, dict[str, Any]] = {
     "apertus": {},
@@ -81,6 +91,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "ernie4_5": {},
     "exaone4": {"layer_types": _FULL_AND["sliding"]},
     "gemma": {},
+    "gemma3n_text": GEMMA3N_TEXT,
     "glm": {},
     "glm4": {},
     "gpt_neox": {},

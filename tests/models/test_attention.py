@@ -95,6 +95,25 @@ def test_eager_attention_is_told_apart_from_sdpas_plain_kernel(model):
         verify_attention(forward(model, attention_plan("sdpa", ("math",))), plan)
 
 
+class Attends(torch.nn.Module):
+    def forward(self, kernel):
+        q = torch.randn(1, 2, 8, 8)
+        with attention_context(attention_plan("sdpa", (kernel,))):
+            return F.scaled_dot_product_attention(q, q, q)
+
+
+def test_a_tower_takes_the_kernel_that_it_can():
+    tower, text = Attends(), Attends()
+    plan = attention_plan("sdpa", ("flash",))
+    assert verify_attention(lambda: (tower("math"), text("flash")), plan, [tower]) == ["flash"]
+    with raises_fault("SF-PLAN-BROKEN", "attention", "flash", "math"):
+        verify_attention(lambda: (tower("flash"), text("math")), plan, [tower])
+    with raises_fault("SF-PLAN-BROKEN", "attention"):
+        verify_attention(lambda: (tower("math"), text("flash")), plan)
+    assert not tower._forward_hooks
+    assert not tower._forward_pre_hooks
+
+
 def test_two_kernels_in_one_pass_are_both_seen():
     q = torch.randn(1, 2, 8, 8)
 

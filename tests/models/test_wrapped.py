@@ -216,6 +216,7 @@ ROWS = {
     "qwen2_5_vl": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "gemma3": "gemma3",
+    "gemma3n": "gemma3n",
     "gemma4": "gemma4",
     "gemma4_unified": "gemma4",
     "mistral3": "mistral",

@@ -53,7 +53,7 @@ def test_modules_of_a_part_hold_it_and_nothing_else(tmp_path, name):
     whole = dict(model.named_modules())
     for one in (*modules_of("tower", names), *modules_of("projector", names)):  # PEFT goes by the ends of names
         assert [own for own in whole if own.endswith(one)] == [one]
-    left = wrapper_parameters(model).keys() - set(names)
+    left = {one for one in wrapper_parameters(model).keys() - set(names) if "audio" not in one}
     assert all(part_of(one) is None for one in left)
     assert left == ({"model.image_newline"} if name == "llava_next" else set())
 
@@ -144,6 +144,11 @@ def test_parts_that_cannot_train_are_refused(tmp_path):
 
     plan_vision(run_config(vision={"tower": "trained"}), replace(blind, vision=()), notes)
     assert [fault.where for fault in notes.faults] == ["vision.tower"]
+    unlike = tuple((name.replace("patch", "stem"), shape) for name, shape in blind.vision)  # as timm's in Gemma 3n
+    for tower, found in (("trained", ["vision.tower"]), ("frozen", [])):
+        notes = Notes()
+        plan_vision(run_config(vision={"tower": tower}), replace(blind, vision=unlike), notes)
+        assert [fault.where for fault in notes.faults] == found
     records(tmp_path)
     raw = config(tmp_path, "run") | {"vision": {"tower": "thawed"}}
     with raises_fault("SF-CONFIG-VALUE", "vision.tower"):

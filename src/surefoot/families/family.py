@@ -164,8 +164,8 @@ class Family:
         if the run's chat template writes it or, without a template, if the tokenizer adds it.
     templates: rows of `families.templates` that its chat models know. They replace the tokenizer's own template for
         records that it cannot render; if empty, such records are refused.
-    without_adapter: linear layers whose weights fused kernels read directly, so that an adapter on them would only work
-        on some machines; PEFT refuses them.
+    without_adapter: linear layers whose weights fused kernels, or in training a layer above, read directly, so that an
+        adapter on them would only work on some machines, or in evaluation.
     structure: None if layers differ from each other (experts, state spaces, wrapped language models); it is then read
         from the model, built without weights (`surefoot.models.facts`).
     """

@@ -13,6 +13,9 @@ from surefoot.families.llama_like import GEMMA2, LLAMA, MISTRAL
 
 # Gemma 2's tokenizer and turns (TRL: gemma.jinja, the same for both), none of its caps.
 GEMMA = replace(GEMMA2, name="gemma", model_types=("gemma",), structure=None, window=None, without_sdpa="")
+# Gemma's turns (Axolotl: gemma3n.jinja). In training AltUp's forward clamps the weight of `correction_coefs` and
+# applies it without calling the layer.
+GEMMA3N = replace(GEMMA, name="gemma3n", model_types=("gemma3n_text",), without_adapter=("correction_coefs",))
 # Turns are <|turn>user … <turn|> (LLaMA-Factory: gemma4).
 GEMMA4 = Family(
     name="gemma4",

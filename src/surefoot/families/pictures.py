@@ -75,8 +75,12 @@ def _merged(begin: str, token: str, end: str, limit: Limit) -> PictureRow:
     return PictureRow(begin + token + end, token, (begin, token, end), write, inputs, limit)
 
 
+def _gemma3_picture(settings: Mapping[str, Any]) -> str:
+    return "\n\n<start_of_image>" + "<image_soft_token>" * settings.get("image_seq_length", 256) + "<end_of_image>\n\n"
+
+
 def _gemma3(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
-    one = "\n\n<start_of_image>" + "<image_soft_token>" * settings.get("image_seq_length", 256) + "<end_of_image>\n\n"
+    one = _gemma3_picture(settings)
     crops = 0
     if processor.do_pan_and_scan:
         from numpy import broadcast_to
@@ -282,6 +286,13 @@ ROWS: Mapping[str, PictureRow] = {
         write=_gemma3,
         inputs=("pixel_values",),
     ),
+    "Gemma3nProcessor": PictureRow(  # the image processor is SigLIP's
+        mark="<image_soft_token>",
+        token="<image_soft_token>",
+        tokens=("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        write=lambda processor, settings, height, width: _gemma3_picture(settings),
+        inputs=("pixel_values",),
+    ),
     "Gemma4ImageProcessor": _GEMMA4,
     "Gemma4UnifiedImageProcessor": _GEMMA4,  # 12B, which has no tower: its projector reads the pixels
     "InternVLProcessor": PictureRow(  # the image processor is GOT-OCR2's
@@ -330,7 +341,7 @@ ROWS: Mapping[str, PictureRow] = {
 
 Part = Literal["tower", "projector"]
 PARTS: tuple[Part, ...] = ("tower", "projector")
-_TOWERS = ("vision_tower", "vision_model", "visual")
+TOWERS = ("vision_tower", "vision_model", "visual")
 _PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "projector", "merger", "deepstack_merger_list")
 
 
@@ -339,7 +350,7 @@ def part_of(parameter: str) -> Part | None:
     names = parameter.split(".")[:-1]
     if any(name in _PROJECTORS for name in names):
         return "projector"
-    return "tower" if any(name in _TOWERS for name in names) else None
+    return "tower" if any(name in TOWERS for name in names) else None
 
 
 def modules_of(part: Part, parameters: Collection[str]) -> tuple[str, ...]:
@@ -351,7 +362,7 @@ def modules_of(part: Part, parameters: Collection[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for parameter in (name for name in parameters if part_of(name) == part):
         names = parameter.split(".")[:-1]
-        words = _TOWERS if part == "tower" else _PROJECTORS
+        words = TOWERS if part == "tower" else _PROJECTORS
         end = 1 + next(place for place, name in enumerate(names) if name in words)
         while end < len(names) and (names[end].isdigit() or _holds(names[:end], others)):
             end += 1

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.integrations import sdpa_attention
 
 from surefoot.models.quiet import muted_stderr
@@ -33,6 +34,7 @@ _OPERATOR = {
     "aten::_scaled_dot_product_attention_math": "math",
     "flash_attn": "flash_attention_2",
 }
+_BESIDES = "surefoot::besides"
 
 
 @contextmanager
@@ -76,14 +78,18 @@ def decoding_context() -> AbstractContextManager[object]:
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-def observe_kernels(run: Callable[[], object]) -> set[str]:
+def observe_kernels(run: Callable[[], object], besides: Iterable[nn.Module] = ()) -> set[str]:
     """Call `run` under the profiler; return the attention kernels that ran: flash | mem_efficient | cudnn | math |
-    flash_attention_2 | eager."""
+    flash_attention_2 | eager.
+
+    besides: modules whose own kernels do not count.
+    """
     profiler = profile(activities=[ProfilerActivity.CPU])  # operators are dispatched on the host, also for a GPU
     with muted_stderr():
         profiler.start()
     try:
-        run()
+        with _named(besides):
+            run()
     finally:
         with muted_stderr():
             profiler.stop()
@@ -91,7 +97,29 @@ def observe_kernels(run: Callable[[], object]) -> set[str]:
     recorded = profiler.profiler
     assert recorded is not None
     assert recorded.kineto_results is not None
-    return kernels_among(event.name() for event in recorded.kineto_results.events())
+    events = recorded.kineto_results.events()
+    spans = [(one.start_ns(), one.end_ns()) for one in events if one.name() == _BESIDES]
+    counted = (one for one in events if not any(begin <= one.start_ns() <= end for begin, end in spans))
+    return kernels_among(one.name() for one in counted)
+
+
+@contextmanager
+def _named(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which a profile shows when each of these modules runs, under the name `_BESIDES`."""
+    running: list[record_function] = []
+
+    def begin(*given: object) -> None:
+        running.append(record_function(_BESIDES))
+        running[-1].__enter__()
+
+    def end(*given: object) -> None:
+        running.pop().__exit__(None, None, None)
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_hook(end).remove)
+        yield
 
 
 def kernels_among(operators: Iterable[str]) -> set[str]:
@@ -103,14 +131,15 @@ def kernels_among(operators: Iterable[str]) -> set[str]:
     return seen or ({"eager"} if softmax else set())
 
 
-def verify_attention(run: Callable[[], object], plan: AttentionPlan) -> list[str]:
-    """Run one forward pass and return the attention kernels that ran.
+def verify_attention(run: Callable[[], object], plan: AttentionPlan, towers: Iterable[nn.Module] = ()) -> list[str]:
+    """Run one forward pass and return the attention kernels that ran in the language model.
 
     run: a forward pass with the run's shapes, dtype and contexts.
+    towers: vision towers, whose heads and masks are their own: each takes the kernel that it can.
 
     Raises EnvironmentFault unless exactly the planned kernel ran.
     """
-    seen = observe_kernels(run)
+    seen = observe_kernels(run, towers)
     if plan.expected.value == NONE:
         seen -= {"eager"}  # a softmax that is not attention, such as a router's
     if seen != {plan.expected.value} - {NONE}:

@@ -245,6 +245,8 @@ def _value(config: PreTrainedConfig, key: str) -> Any:
     """Return a config value; the largest one if layers differ (`head_dim` in Gemma 4), because memory depends on it."""
     layers = list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
     found: list[Any] = [one.__dict__[key] if key in one.__dict__ else getattr(one, key, _NONE) for one in layers]
+    if key == "intermediate_size" and isinstance(found[0], list):  # of each layer (Gemma 3n)
+        found = found[0]
     return max(found) if len(found) > 1 and all(isinstance(one, int) for one in found) else found[0]
 
 

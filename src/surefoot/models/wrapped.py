@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from surefoot.families.pictures import part_of
+from surefoot.families.pictures import TOWERS, part_of
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 from surefoot.planning.trained import trains
@@ -67,6 +67,11 @@ def wrapper_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         for parameter in part.parameters()
     }
     return {name: parameter for name, parameter in base.named_parameters() if id(parameter) not in inside}
+
+
+def towers(model: nn.Module) -> list[nn.Module]:
+    """Return the vision towers of a model; none without a wrapper."""
+    return [module for name, module in causal_model(model).named_modules() if name.rpartition(".")[2] in TOWERS]
 
 
 def freeze_wrapper(model: PreTrainedModel) -> None:

@@ -256,7 +256,7 @@ def _targets(request: AdapterShape, model: ModelFacts, notes: Notes, key: str) -
         and any(_named(module, n) and not (n.endswith(".") and module.name in left_out) for n in request.targets)
     ]
     if never := sorted({short for one in chosen if (short := one.name.rpartition(".")[2]) in barred}):
-        what = f"{', '.join(never)}: fused kernels of {model.model_type} use these weights without an adapter"
+        what = f"{', '.join(never)}: in training {model.model_type} uses these weights without an adapter"
         notes.refuse(f"{key}.targets", what, "leave them out", "SF-ADAPTER-TARGETS")
     if model.tied and any(module.name == model.head for module in chosen):
         what = f"{model.head} shares its weight with {model.embedding}, and an adapter on one of them would untie them"

@@ -68,6 +68,9 @@ def plan_vision(config: RunConfig, model: ModelFacts, notes: Notes) -> TrainedVi
             notes.refuse(f"vision.{part}", "adapter needs one on the language model", "add adapter, or use trained")
         elif not any(part_of(name) == part for name, _ in model.vision):
             notes.refuse(f"vision.{part}", "the model has no such part that surefoot knows", "leave it out")
+        elif part == "tower" and part in parts and not any(_embeds(name) for name, _ in model.vision):
+            what = "the tower has no patches, and what it would keep for the backward pass is not known"
+            notes.refuse("vision.tower", what, "leave it frozen")
         elif not config.method.pictures:
             notes.refuse(f"vision.{part}", f"stage {config.stage} trains on text only", "leave it out")
     tensors = tuple(Tensor(shape, False, name) for name, shape in model.vision if part_of(name) in parts)

@@ -164,6 +164,13 @@ _MLLAMA = (
     for part in ("", "global_")
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2")
 )
+# Its blocks stand in stages: both numbers are 0 here.
+_MOBILENET = "conv_stem.conv msfa.ffn.pw_exp.conv msfa.ffn.pw_proj.conv " + " ".join(
+    f"blocks.0.0.{name}"
+    for name in ("conv_exp", "conv_pwl", "dw_mid.conv", "dw_start.conv", "pw_exp.conv", "pw_proj.conv",
+                 "attn.key.down_conv", "attn.value.down_conv",
+                 "attn.query.proj", "attn.key.proj", "attn.value.proj", "attn.output.proj")
+)  # fmt: skip
 _LFM2 = r"lfm2(\.5)?-vl"  # whose patches are linear layers
 # Pattern of the names of a family's models -> modules of its tower and projector of the kinds that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
@@ -172,6 +179,9 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     "qwen3-vl": _named("visual", f"{_NEWER} deepstack_merger_list.0.linear_fc1 deepstack_merger_list.0.linear_fc2"),
     r"qwen3\.5": _named("visual", _NEWER),
     "gemma-3-": _named("vision_tower", f"{_SIGLIP} head.attention.out_proj head.mlp.fc1 head.mlp.fc2"),
+    "gemma-3n-": _named(
+        "vision_tower.timm_model", _MOBILENET, "embed_vision.embedding embed_vision.embedding_projection"
+    ),
     "gemma-4-12b": _named("embed_vision", "patch_dense multimodal_embedder.embedding_projection"),
     "gemma-4-(?!12b)": _named("vision_tower", _GEMMA4, "embed_vision.embedding_projection"),
     r"llava-v?1\.5": _named("vision_tower", _SIGLIP, _JOINED),
@@ -188,7 +198,9 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-_NOT_LINEAR = re.compile(r"(patch_embed\.proj|embeddings?\.projection|pos_embed|embedding|patch_conv|downsample)$")
+_NOT_LINEAR = re.compile(
+    r"(patch_embed\.proj|embeddings?\.projection|pos_embed|embedding|patch_conv|downsample|timm_model\..*)$"
+)
 _LAYERS = 64  # more than any of these towers has
 _IN_16_BITS = "the tower's own weights stay in 16 bits here"
 
