@@ -13,7 +13,8 @@ from surefoot.models.fast.chunked_head import chunked_head, loss_path
 from surefoot.models.fast.last_block import last_block_path
 
 FP32 = 2e-5  # 24 bits over a few hundred operations
-ALL_ROWS = {"bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2"}  # no attention alone in the last layer
+# No attention alone in the last layer; in Gemma 3n's, states of several places are mixed around it.
+ALL_ROWS = {"bamba", "falcon_h1", "falcon_mamba", "mamba", "mamba2", "gemma3n_text", "wrapped gemma3n"}
 NAMES = [*MODERN, *(f"wrapped {name}" for name in WRAPPERS)]
 CAPPED = {"recurrent_gemma": {"logits_soft_cap": 2.0}, "wrapped gemma4": {"final_logit_softcapping": 2.0}}
 
