@@ -186,6 +186,8 @@ def test_every_setting_of_its_schema_has_a_row() -> None:
         ({"lora_exclude_modules": ["q_proj"]}, "lora_exclude_modules"),
         ({"dataset_shard_num": 4, "dataset_shard_idx": 0}, "dataset_shard_idx"),
         ({"image_size": 512}, "image_size"),
+        ({"tokenizer_config": "another"}, "tokenizer_config"),
+        ({"tokenizer_config": "m"}, None),
         ({"optimizer": "muon"}, "optimizer"),
         ({"use_onebitllms": True}, "use_onebitllms"),
         ({"peft_ensure_weight_tying": True}, "peft_ensure_weight_tying"),

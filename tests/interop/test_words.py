@@ -66,3 +66,14 @@ def test_a_key_given_twice_is_an_error():
     for name, text in (("run.json", '{"rank": 8, "rank": 9}'), ("run.yaml", "rank: 8\nrank: 9\n")):
         with pytest.raises(InputError):
             parse_document(text, name)
+
+
+def test_keys_inside_of_groups_are_any_names():
+    """Names of data sets have dots, and a device map has an empty key (Axolotl's examples/ebft)."""
+    text = 'mixer:\n  org/set-2.5: 0.5\nmap:\n  "": 0\n'
+    document = parse_document(text, "run.yaml")
+    assert document.data == {"mixer": {"org/set-2.5": 0.5}, "map": {"": 0}}
+    assert document.keys["mixer.org/set-2.5"].line == 2
+    for wrong in ("a.b: 1\n", '"": 1\n', "map: {<<: 1}\n", "map: {1: 2}\n"):  # twin: keys that are none
+        with pytest.raises(InputError):
+            parse_document(wrong, "run.yaml")

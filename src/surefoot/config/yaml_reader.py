@@ -131,12 +131,14 @@ def _decoded(content: bytes, path: Path) -> str:
         ) from None
 
 
-def parse_yaml(text: str, path: str) -> tuple[Document, list[Fault]]:
+def parse_yaml(text: str, path: str, *, any_names: bool = False) -> tuple[Document, list[Fault]]:
     """Parse a mapping. Returns it with the faults that leave the rest readable (duplicate keys, tags, anchors).
+
+    any_names: whether keys inside of groups may be empty or have dots, as names of data sets have.
 
     Raises InputError if reading cannot continue: invalid syntax, no mapping, several documents.
     """
-    builder = _Builder(text, path)
+    builder = _Builder(text, path, any_names=any_names)
     data = builder.document()
     if not isinstance(data, dict):
         what = "is empty" if data is None else "does not start with a key"
@@ -169,8 +171,9 @@ class _Events(Reader, Scanner, Parser):
 class _Builder:
     """Builds values from events, with the dotted path and position of each."""
 
-    def __init__(self, text: str, path: str, *, positions: bool = True):
+    def __init__(self, text: str, path: str, *, positions: bool = True, any_names: bool = False):
         self.text = text
+        self.any_names = any_names
         self.path = path
         self.positions = positions
         self.keys: dict[str, Position] = {}
@@ -268,6 +271,8 @@ class _Builder:
             raise InputError(Fault(self._where(event.start_mark), "a key must be a plain name", code="SF-CONFIG-YAML"))
         if event.value == "<<" and event.implicit[0]:
             self._fault(event.start_mark, "merge keys (<<) are not supported", "write the keys out")
+        elif self.any_names and path and not (event.anchor or event.tag) and isinstance(self._scalar(event), str):
+            return event.value
         elif "." in event.value:
             nested = event.value.replace(".", ": {") + ": …" + "}" * event.value.count(".")
             self._fault(event.start_mark, f"{_join(path, event.value)}: a key cannot contain a dot", f"write {nested}")

@@ -88,7 +88,7 @@ def parse_document(text: str, path: str) -> Document:
     """Parse a YAML or JSON file of settings. Raises InputError with every fault."""
     if path.endswith(".json"):
         return _parse_json(text, path)
-    document, faults = parse_yaml(text, path)
+    document, faults = parse_yaml(text, path, any_names=True)
     if faults:
         raise InputError(faults)
     return document

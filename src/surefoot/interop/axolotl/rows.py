@@ -92,6 +92,7 @@ _PARTS: Mapping[str, str] = {
 _ROWS: tuple[Row, ...] = (
     # model
     carried("base_model", None, "model.path", type=text),
+    joint("tokenizer_config", None, (), "base_model itself; surefoot reads the tokenizer in its folder", type=text),
     carried("revision_of_model", None, "model.revision", type=text),
     joint("reinit_weights", None, ("model.weights",), "without an adapter", type=truth,
           back=true_if("model.weights", "random")),
@@ -319,7 +320,7 @@ _ROWS: tuple[Row, ...] = (
     refused("default_system_message", None, "changes Axolotl's templates", "write system into surefoot's sources"),
     refused("dataset_shard_idx", None, "selects a part of the data", "use max_samples in surefoot's config"),
     *_refused("surefoot has no such setting",
-              "base_model_config tokenizer_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
+              "base_model_config overrides_of_model_config overrides_of_model_kwargs rope_scaling "
               "lora_rank_pattern lora_alpha_pattern peft peft_layers_to_transform peft_layers_pattern "
               "peft_layer_replication peft_trainable_token_indices "
               "added_tokens_overrides shrink_embeddings shuffle_before_merging_datasets "

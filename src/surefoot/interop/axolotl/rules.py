@@ -167,6 +167,9 @@ def set_rest(draft: Draft) -> None:
     for name in ("base_model", "learning_rate"):
         if not draft.given(name):
             draft.refuse(name, "is required", "set it")
+    if draft["tokenizer_config"] not in (None, draft["base_model"]):
+        draft.refuse("tokenizer_config", "surefoot reads the tokenizer in base_model's folder", "put its files there")
+    draft.drop("is base_model", "tokenizer_config")
     _set_tokens(draft)
     set_random(draft, "reinit_weights")
     _set_model_config(draft)

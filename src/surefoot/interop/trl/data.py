@@ -52,6 +52,7 @@ HANDBOOK: tuple[Row, ...] = (
     joint("dataset_splits", ["train", "test"], ("data.train", "data.eval"), _MIXER, type=names, back=never),
     joint("dataset_configs", None, ("data.train", "data.eval"), _MIXER, type=names, back=never),
     joint("auto_insert_empty_system_msg", True, (), _EMPTY, type=truth),
+    refused("tokenizer_name_or_path", None, "surefoot reads the tokenizer beside the model", "put its files there"),
     listed("preprocessing_num_workers", None, "affects speed only, not results"),
     refused("truncation_side", None, "surefoot truncates at the end", same=("right",)),
 )  # fmt: skip
