@@ -147,7 +147,7 @@ def test_secrets_are_shown_nowhere():
     ("words", "refused"),
     [
         ({"use_apollo": True, "apollo_rank": 8, "apollo_scale_type": "tensor"}, ["use_apollo"]),
-        ({"use_kt": True, "kt_config": "kt.yaml"}, ["use_kt"]),
+        ({"use_kt": True, "kt_optimize_rule": "kt.yaml"}, ["kt_optimize_rule"]),
         ({"finetuning_type": "oft", "oft_block_size": 32}, ["finetuning_type"]),
         (
             {"tensor_model_parallel_size": 4, "sequence_parallel": True},

@@ -88,6 +88,8 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
         answer="{content}{eos}\n",
         system="System: {content}{eos}{alone}\n",
     ),
+    _row("deepseek", "User: {content}\n\nAssistant:", system="{content}\n\n", begins="{bos}"),
+    _row("deepseek3", "<｜User｜>{content}<｜Assistant｜>", begins="{bos}"),  # not special in DeepSeek's tokenizers
     _row(
         "gemma",
         "<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",

@@ -16,6 +16,8 @@ from surefoot.families.other_templates import LLAMAFACTORY
 from surefoot.families.template_row import ALONE
 
 KNOWS = {
+    "deepseek": "deepseek",
+    "deepseek3": "deepseek",
     "gemma": "gemma",
     "llama2": "llama2",
     "mistral": "mistral",
@@ -27,7 +29,12 @@ KNOWS = {
     "qwen3_nothink": "qwen3",
     "chatml": "qwen",
 }
-BYTE_LEVEL = ("qwen", "qwen3", "llama3")  # they put no blank before a text: cutting it differently changes no id
+BYTE_LEVEL = (
+    "qwen",
+    "qwen3",
+    "llama3",
+    "deepseek",
+)  # they put no blank before a text: cutting it differently changes no id
 ROWS = [row for row in LLAMAFACTORY if row.name != "llamafactory-phi4"]  # no tokenizer of the tests has its tokens
 
 
@@ -91,3 +98,29 @@ def test_ollama_gets_the_words_without_the_marks():
     assert (why_not, template_obstacle(served)) == ("", "")
     assert ALONE not in go_template(served, eos="</s>", bos="")
     assert template_obstacle(row)  # the twin: the row with its marks
+
+
+# What LLaMA-Factory's slots become, text by text, each tokenized alone; {eos} ends what is learned.
+SLOTS = {
+    ("deepseek", "single"): ["User: Where?\n\nAssistant:", "Here it is."],
+    ("deepseek", "system"): ["You are a heron.\n\n", "User: Where?\n\nAssistant:", "Here it is."],
+    ("deepseek3", "system"): ["You are a heron.", "<｜User｜>Where?<｜Assistant｜>", "Here it is."],
+    ("deepseek3", "multi-turn"): [
+        "<｜User｜>Where?<｜Assistant｜>",
+        "Here it is.",
+        "<｜User｜> And then?\n<｜Assistant｜>",
+        "Nothing – the end.",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "case"), SLOTS)
+def test_ids_are_those_of_its_slots(name, case):
+    row = next(row for row in ROWS if row.name == f"llamafactory-{name}")
+    _, encoder, template = opened(row)
+    known, ids, learns = encoder.tokenizer, [encoder.bos_id], [False]
+    for slot in SLOTS[name, case]:
+        answer = not slot.startswith(("User", "You are", "<｜User｜>"))
+        own = known.encode(slot, add_special_tokens=False) + ([known.eos_token_id] if answer else [])
+        ids, learns = [*ids, *own], [*learns, *[answer] * len(own)]
+    assert ids_and_mask(template, encoder, CASES[case], encoder.bos_id) == (ids, learns)

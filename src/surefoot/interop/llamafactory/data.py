@@ -197,7 +197,7 @@ SAME = {
 }
 
 _WITHOUT = (
-    "aeva bailing bailing_v2 breeze chatglm3 chatml_de cohere cpm4 dbrx deepseek deepseek3 deepseekr1 hy3 "
+    "aeva bailing bailing_v2 breeze chatglm3 chatml_de cohere cpm4 dbrx deepseekr1 hy3 "
     "deepseekcoder dots_ocr empty ernie ernie_nothink ernie_vl exaone falcon falcon_h1 fewshot gemma2 "
     "gemma3n gemma4 gemma4n glm4 glm4_moe glm4v glm4_5v glm_ocr glm4_7 glmz1 gpt_oss granite3 granite3_vision "
     "granite4 index hunyuan hunyuan_small hy_dense_1_8b hy_dense_7b intern2 intern_vl intern_s1 keye_vl kimi_vl "

@@ -27,12 +27,14 @@ from surefoot.interop.settings import (
     Row,
     all_listed,
     carried,
+    group,
     joint,
     listed,
     names,
     number,
     refused,
     text,
+    truth,
     whole,
 )
 from surefoot.interop.shared_rules import OF_TOKENS, STARTED, module_names
@@ -68,7 +70,7 @@ MEGATRON = (  # read with USE_MCA alone
     "bias_activation_fusion", "apply_rope_fusion", "moe_grouped_gemm", "moe_token_dispatcher_type",
     "recompute_granularity", "export_hf_on_finish", "use_packed_sequences",
 )  # fmt: skip
-PARTS = {"apollo_": "use_apollo", "oft_": "finetuning_type: oft", "kt_": "use_kt"}
+PARTS = {"apollo_": "use_apollo", "oft_": "finetuning_type: oft"}
 MODEL = (
     joint("model_name_or_path", None, ("model.path",), type=text),
     joint("adapter_name_or_path", None, ("adapter.initial",),
@@ -241,7 +243,13 @@ FINETUNING = (
     *all_listed("belongs to use_galore", galore_target="all", galore_rank=16, galore_update_interval=200),
     *all_listed("belongs to use_galore", galore_scale=2.0, galore_proj_type="std", galore_layerwise=False),
     refused("use_apollo", False, "surefoot has no APOLLO", "use adapter: lora, or optim: adafactor"),
-    refused("use_kt", False, "surefoot has no KTransformers"),
+    joint("use_kt", False, ("adapter.experts", "adapter.router"), "LoRA over experts in bf16", back=never),
+    joint("kt_config", None, (), "of experts in bf16, only where and how fast they are computed", type=group),
+    *(joint(name, None, (), "refused with use_kt: other numbers", type=text)
+      for name in ("kt_weight_path", "kt_non_expert_weight_path", "kt_expert_checkpoint_path")),
+    joint("kt_use_lora_experts", None, (), "refused with use_kt: further experts", type=truth),
+    *all_listed("belongs to use_kt", kt_cpu_activation=None, kt_lora_expert_num=None,
+                kt_lora_expert_intermediate_size=None),
     refused("use_badam", False, "surefoot has no BAdam", "use adapter: lora, or optim: adafactor"),
     *all_listed("belongs to use_badam", badam_mode="layer", badam_start_block=None, badam_switch_mode="ascending"),
     *all_listed("belongs to use_badam", badam_switch_interval=50, badam_update_ratio=0.05, badam_mask_mode="adjacent"),

@@ -103,6 +103,39 @@ def set_adapter(draft: Draft) -> None:
         draft.set("adapter.modules_to_save", extra, "additional_target")
 
 
+_KT = (
+    "the plan says where experts lie and are computed. KTransformers adapts routers, and gives gate and up of an "
+    "expert an A each, in bf16; here they share one, in fp32, as in PEFT"
+)
+_BF16 = (None, "auto", "AMXBF16", "BF16")
+_OTHER_NUMBERS = ("kt_weight_path", "kt_non_expert_weight_path", "kt_expert_checkpoint_path", "kt_use_lora_experts")
+
+
+def set_experts(draft: Draft) -> None:
+    """Set the adapters on experts and routers that KTransformers trains. Facts: kt_kernel.sft, August 2026."""
+    given = draft["kt_config"] or {}
+    if not draft["use_kt"]:
+        draft.drop("use_kt is off", "kt_config", *_OTHER_NUMBERS)
+        return
+    for name in (name for name in _OTHER_NUMBERS if draft[name]):
+        draft.refuse(name, "makes other experts than the model's own in bf16", "leave it out")
+    kind, backend = given.get("kt_expert_weight_format"), given.get("kt_backend")
+    if kind not in (None, "bf16") or backend not in _BF16:
+        what = f"{kind or backend} experts are rounded before training, and surefoot's are not"
+        draft.refuse("kt_config", what, "use kt_expert_weight_format: bf16 and kt_backend: AMXBF16")
+        return
+    if draft["finetuning_type"] != "lora":
+        draft.refuse("use_kt", "surefoot takes KTransformers' LoRA alone", "leave it out")
+        return
+    draft.note("kt_config", "listed", "the plan says where experts lie and are computed")
+    if draft["adapter_name_or_path"] is None:
+        draft.set("adapter.experts", True, "use_kt", why=_KT)
+        routed = draft.written("adapter.targets") == "all-linear" or "gate" in (draft["lora_target"] or ())
+        draft.set("adapter.router", routed, "use_kt", why=_KT)
+    else:
+        draft.refuse("adapter_name_or_path", "KTransformers keeps adapters of experts in a form of its own", MERGE)
+
+
 def _continue(draft: Draft, shape: tuple[str, ...]) -> None:
     """Go on with a saved adapter, as LLaMA-Factory does with the last of adapter_name_or_path."""
     path = names(draft["adapter_name_or_path"])
@@ -336,6 +369,7 @@ RULES = (
     set_stage,
     set_model,
     set_adapter,
+    set_experts,
     set_vision,
     set_quantization,
     set_data,
