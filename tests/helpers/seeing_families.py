@@ -349,6 +349,25 @@ FAMILIES = {
         settings={},
         package="torchvision",
     ),
+    "llama4": _Family(
+        template=_MLLAMA.replace("start_header_id", "header_start")
+        .replace("end_header_id", "header_end")
+        .replace("<|eot_id|>", "<|eot|>")
+        .replace("MARK", "<|image|>"),
+        stop="<|eot|>",
+        tokens=(
+            *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|image_start|>", "<|image|>", "<|patch|>"),
+            *("<|tile_x_separator|>", "<|tile_y_separator|>", "<|image_end|>"),
+        ),
+        processor=("llama4", "Llama4Processor"),
+        pil=("llama4.image_processing_llama4", "Llama4ImageProcessor"),
+        eye_class="Llama4ImageProcessorFast",
+        size={"size": {"height": 16, "width": 16}, "max_patches": 6},
+        settings={"patch_size": 4},
+        roles={"image_token": "<|patch|>"},
+        eye={"patch_size": 4, "intermediate_size": 64},
+        package="torchvision",
+    ),
     "mllama": _Family(
         template=_MLLAMA,
         stop="<|eot_id|>",

@@ -77,6 +77,7 @@ MODELS = {
     "OpenGVLab/InternVL3_5-8B-HF": ("InternVL", lambda: _seeing("InternVL")),
     "zai-org/GLM-4.6V-Flash": ("Glm46V", lambda: _seeing("Glm46V")),
     "PaddlePaddle/PaddleOCR-VL-1.6": ("PaddleOCRVL", lambda: _seeing("PaddleOCRVL")),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": ("Llama4", lambda: _seeing("Llama4")),
     "alpindale/Llama-3.2-11B-Vision-Instruct": ("Mllama", lambda: _seeing("Mllama")),
     "mistral-community/pixtral-12b": ("Llava", lambda: _llava("PixtralVisionConfig", "MistralConfig")),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("Mistral3", lambda: _seeing("Mistral3")),

@@ -42,6 +42,20 @@ PICTURES = {
         lambda: {"pixel_values": torch.randn(1, 3, 32, 32)},
         16,
     ),
+    "lfm2_vl": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4},
+        lambda: {
+            "pixel_values": torch.randn(1, 64, 3 * 64),
+            "pixel_attention_mask": torch.ones(1, 64, dtype=torch.int32),
+            "spatial_shapes": torch.tensor([[8, 8]]),
+        },
+        16,
+    ),
+    "llama4": (
+        {"num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 64},
+        lambda: {"pixel_values": torch.randn(1, 3, 64, 64)},
+        16,
+    ),
     "glm46v": (
         {"depth": 3, "num_heads": 4, "out_hidden_size": 256},
         lambda: {"hidden_states": torch.randn(64, 2 * 3 * 64), "grid_thw": torch.tensor([[1, 8, 8]])},
@@ -65,8 +79,8 @@ def config_of(name):
 def saved(config, picture):
     """Of the tower's forward pass."""
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").train()
-    names = ("visual", "vision_tower", "vision_model")
-    return saved_by(next(getattr(model.model, name) for name in names if hasattr(model.model, name)), picture)
+    names, inside = ("visual", "vision_tower", "vision_model"), getattr(model, "model", model)
+    return saved_by(next(getattr(inside, name) for name in names if hasattr(inside, name)), picture)
 
 
 def saved_by(module, inputs):

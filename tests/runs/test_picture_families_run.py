@@ -23,7 +23,7 @@ from runs.test_pictures_run import (
 )
 from surefoot.data.batching.batch import IGNORE
 from surefoot.data.batching.loader import Layout, example_batches
-from surefoot.families.pictures import part_of
+from surefoot.families.vision_parts import part_of
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.facts import module_tree
 from surefoot.models.load import load_tokenizer
@@ -59,6 +59,7 @@ def expected(model, name, base, folder, batch, **changes):
     images = [[Image.open(folder / f"{colour}.png")] for colour in colours]
     how = {"add_special_tokens": False, "padding": True, "padding_side": "right", "return_tensors": "pt"}
     inputs = processor(text=texts, images=images, **how)
+    inputs["pixel_values"] = inputs["pixel_values"].float()  # which transformers' loader leaves in bf16 for Llama 4
     inputs.pop("num_crops", None), inputs.pop("num_soft_tokens_per_image", None)
     labels = torch.cat((torch.full((len(batch.targets), 1), IGNORE), batch.targets[:, :-1]), dim=1)
     return model(**(dict(inputs) | changes), labels=labels, use_cache=False).loss * batch.weight

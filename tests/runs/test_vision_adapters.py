@@ -20,7 +20,7 @@ from runs.test_picture_families_run import batch_of, expected
 from runs.test_pictures_run import COLOURS, FP32_RELATIVE, config, examples_of, opened, records, trained_and_resumed
 from runs.test_vision_parts import QWEN, made
 from surefoot.data.batching.loader import Layout, example_batches
-from surefoot.families.pictures import part_of
+from surefoot.families.vision_parts import part_of
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
@@ -37,6 +37,8 @@ NAMES = {
     "llava": ["q_proj", "v_proj", "fc2"],
     "gemma3": ["q_proj", "out_proj"],
     "smolvlm": ["k_proj", "fc1"],
+    "lfm2_vl": ["q_proj", "fc2"],
+    "llama4": ["q_proj", "vision_adapter.mlp.fc1"],
     "qwen2_5_vl": ["q_proj", "qkv", "up_proj"],
     "glm46v": ["q_proj", "qkv"],
     "paddleocr_vl": ["q_proj", "fc1"],

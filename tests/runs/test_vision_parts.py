@@ -19,7 +19,7 @@ from helpers.tiers import representatives
 from runs.test_picture_families_run import batch_of, expected
 from runs.test_pictures_run import FP32_RELATIVE, config, opened, records, trained_and_resumed
 from surefoot.commands.main import main
-from surefoot.families.pictures import PARTS, modules_of, part_of
+from surefoot.families.vision_parts import PARTS, modules_of, part_of
 from surefoot.methods.losses.sft import sft_loss
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of

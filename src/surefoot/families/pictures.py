@@ -10,11 +10,11 @@ A tokenizer without these tokens belongs to another family that uses the same im
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from surefoot.families.files import read_json_if_there
 
@@ -241,6 +241,42 @@ def _lfm2(processor: Any, settings: Mapping[str, Any], height: int, width: int) 
     return text + (small + whole if processor.use_thumbnail else "") + end
 
 
+def _llama4(processor: Any, settings: Mapping[str, Any], height: int, width: int) -> str:
+    """Tiles row by row, with a token behind each, and the downscaled image; a small image alone."""
+    side = processor.size["height"]
+    shuffled = round(1 / settings.get("pixel_shuffle_ratio", 0.5) ** 2)
+    features = "<|patch|>" * ((side // settings.get("patch_size", 14)) ** 2 // shuffled)
+    rows, columns = _canvas(processor, side, height, width)
+    row = "<|tile_x_separator|>".join([features] * columns) + "<|tile_y_separator|>"
+    return "<|image_start|>" + (row * rows if rows * columns > 1 else "") + "<|image|>" + features + "<|image_end|>"
+
+
+def _canvas(processor: Any, side: int, height: int, width: int) -> tuple[int, int]:
+    """Return rows and columns of the tiles. The image fills them in one direction: enlarged as little as can be
+    (as much, with resize_to_max_canvas), else reduced as little; of these, the fewest pixels."""
+    from numpy import float32
+
+    alike: dict[float, list[tuple[int, int]]] = {}  # by shape, in transformers' order
+    for count in range(processor.max_patches, 0, -1):
+        for rows in (one for one in range(1, count + 1) if count % one == 0):
+            alike.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    canvases = [one for group in alike.values() for one in group]
+    scales = {
+        (rows, columns): min(float32(rows * side) / float32(height), float32(columns * side) / float32(width))
+        for rows, columns in canvases
+    }
+    enlarging = [one for one in scales.values() if one >= 1]
+    best = (max if processor.resize_to_max_canvas else min)(enlarging) if enlarging else max(scales.values())
+    return min((one for one in canvases if scales[one] == best), key=lambda one: one[0] * one[1])
+
+
+def _limit_llama4(processor: Any, most: int) -> int:
+    tile = processor.size["height"] * processor.size["width"]
+    if most >= tile:
+        processor.max_patches = min(processor.max_patches, most // tile)
+    return 0 if most >= tile else tile
+
+
 def _limit_lfm2(processor: Any, most: int) -> int:
     """As many tiles as fit; where too few do, the whole image alone."""
     feature, tile = (processor.encoder_patch_size * processor.downsample_factor) ** 2, processor.tile_size**2
@@ -328,6 +364,15 @@ ROWS: Mapping[str, PictureRow] = {
         limit=_limit_lfm2,
         others=("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *_LFM2_PLACES),
     ),
+    "Llama4ImageProcessor": PictureRow(
+        mark="<|image|>",
+        token="<|patch|>",
+        tokens=("<|image_start|>", "<|image|>", "<|patch|>", "<|image_end|>"),
+        write=_llama4,
+        inputs=("pixel_values",),
+        limit=_limit_llama4,
+        others=("<|tile_x_separator|>", "<|tile_y_separator|>"),
+    ),
     "MllamaImageProcessor": PictureRow(  # its tiles are read by cross-attention and take no positions of the text
         mark="<|image|>",
         token="<|image|>",
@@ -337,41 +382,6 @@ ROWS: Mapping[str, PictureRow] = {
         by_row=True,
     ),
 }
-
-
-Part = Literal["tower", "projector"]
-PARTS: tuple[Part, ...] = ("tower", "projector")
-TOWERS = ("vision_tower", "vision_model", "visual")
-_PROJECTORS = ("multi_modal_projector", "embed_vision", "connector", "projector", "merger", "deepstack_merger_list")
-
-
-def part_of(parameter: str) -> Part | None:
-    """Return whether a parameter belongs to the vision tower or to the projector, which may be inside it; else None."""
-    names = parameter.split(".")[:-1]
-    if any(name in _PROJECTORS for name in names):
-        return "projector"
-    return "tower" if any(name in TOWERS for name in names) else None
-
-
-def modules_of(part: Part, parameters: Collection[str]) -> tuple[str, ...]:
-    """Return the outermost modules that contain only this part; lists are split into items, as PEFT cannot take them.
-
-    parameters: names of all parameters of tower and projector.
-    """
-    others = {name for name in parameters if part_of(name) != part}
-    found: dict[str, None] = {}
-    for parameter in (name for name in parameters if part_of(name) == part):
-        names = parameter.split(".")[:-1]
-        words = TOWERS if part == "tower" else _PROJECTORS
-        end = 1 + next(place for place, name in enumerate(names) if name in words)
-        while end < len(names) and (names[end].isdigit() or _holds(names[:end], others)):
-            end += 1
-        found[".".join(names[:end])] = None
-    return tuple(found)
-
-
-def _holds(module: Sequence[str], parameters: Collection[str]) -> bool:
-    return any(name.startswith(".".join(module) + ".") for name in parameters)
 
 
 def picture_row(folder: Path) -> PictureRow | None:

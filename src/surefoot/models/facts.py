@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.families import find
 from surefoot.families.family import OddHeads
 from surefoot.families.model_facts import MatrixFact, ModelFacts, ModuleFact, ModuleTree, read_model_facts
-from surefoot.families.pictures import part_of
+from surefoot.families.vision_parts import part_of
 from surefoot.models.folder import read_config
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
@@ -164,8 +164,8 @@ def _patches(config: PreTrainedConfig) -> float:
         return (tower.image_size // tower.patch_size) ** 2 / tokens
     if tiles := getattr(tower, "max_num_tiles", None):  # Mllama: blank tiles, a class token, padding to whole eights
         return tiles * math.ceil(((tower.image_size // tower.patch_size) ** 2 + 1) / 8) * 8
-    if ratio := getattr(config, "downsample_ratio", None):  # InternVL
-        return 1 / ratio**2
+    if ratio := getattr(config, "downsample_ratio", None) or getattr(tower, "pixel_shuffle_ratio", None):
+        return 1 / ratio**2  # InternVL, Llama 4
     sides = [getattr(one, name, None) for one in (tower, config) for name in _JOINED]
     return float(next((side for side in sides if side), 1)) ** 2
 

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from surefoot.families.pictures import TOWERS, part_of
+from surefoot.families.vision_parts import TOWERS, part_of
 from surefoot.models.decoder import decoder_of
 from surefoot.models.forward import causal_model
 from surefoot.planning.trained import trains
@@ -81,7 +81,7 @@ def freeze_wrapper(model: PreTrainedModel) -> None:
 
 
 def train_vision(model: PreTrainedModel, parts: Collection[str]) -> None:
-    """Make vision parts trainable. parts: names from `surefoot.families.pictures.PARTS`."""
+    """Make vision parts trainable. parts: names from `surefoot.families.vision_parts.PARTS`."""
     for name, parameter in wrapper_parameters(model).items():
         if part_of(name) in parts:
             parameter.requires_grad_(True)

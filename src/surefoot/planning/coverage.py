@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 
 from surefoot.families.model_facts import ModelFacts, ModuleFact
-from surefoot.families.pictures import part_of
+from surefoot.families.vision_parts import part_of
 from surefoot.planning.notes import Notes
 from surefoot.planning.plan import AdapterPlan, KindCoverage
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.config.schema import RunConfig
 from surefoot.families.model_facts import ModelFacts, ModuleFact
-from surefoot.families.pictures import PARTS, Part, modules_of, part_of
+from surefoot.families.vision_parts import PARTS, Part, modules_of, part_of
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor

@@ -222,7 +222,12 @@ class PictureProcessor:
             return ()
         images = [upright(picture) for picture in pictures]
         made = self._processor(images=images, return_tensors="pt", **self._row.calls(self._settings))
-        return tuple((name, made[name]) for name in sorted(self._row.inputs))
+        # Llama 4's are bf16, which weights in fp32 do not take; where they are bf16, autocast makes these so again.
+        return tuple((name, _in_fp32(made[name])) for name in sorted(self._row.inputs))
+
+
+def _in_fp32(values: Any) -> Any:
+    return values.float() if values.is_floating_point() else values
 
 
 def is_same(picture: Picture) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from surefoot.config.sections import PATTERN
-from surefoot.families.pictures import PARTS, part_of
+from surefoot.families.vision_parts import PARTS, part_of
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.saved_adapter import set_initial
@@ -171,6 +171,10 @@ _MOBILENET = "conv_stem.conv msfa.ffn.pw_exp.conv msfa.ffn.pw_proj.conv " + " ".
                  "attn.key.down_conv", "attn.value.down_conv",
                  "attn.query.proj", "attn.key.proj", "attn.value.proj", "attn.output.proj")
 )  # fmt: skip
+_LLAMA4 = "patch_embedding.linear vision_adapter.mlp.fc1 vision_adapter.mlp.fc2 " + " ".join(
+    f"model.layers.0.{name}"
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.fc1", "mlp.fc2")
+)
 _LFM2 = r"lfm2(\.5)?-vl"  # whose patches are linear layers
 # Pattern of the names of a family's models -> modules of its tower and projector of the kinds that PEFT can adapt.
 TOWERS: Mapping[str, tuple[str, ...]] = {
@@ -190,6 +194,7 @@ TOWERS: Mapping[str, tuple[str, ...]] = {
     _LFM2: _named("vision_tower", _SIGLIP, _JOINED),
     "paddleocr-vl": _named("visual.vision_model", _SIGLIP, "projector.linear_1 projector.linear_2"),
     r"llama-3\.2-\d+b-vision": _named("vision_model", _MLLAMA, "multi_modal_projector"),
+    "llama-4-": _named("vision_model", _LLAMA4, "multi_modal_projector.linear_1"),
     "smolvlm": _named("vision_model", _SIGLIP, "connector.modality_projection.proj"),
     "pixtral": _named("vision_tower", _PIXTRAL, _JOINED),
     r"mistral-small-(3\.[12]|4)|magistral-small-2509|ministral-3-|mistral-medium-3\.5": _named(
