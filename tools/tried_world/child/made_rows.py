@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -69,6 +70,18 @@ def turns(n: int) -> list[dict[str, str]]:
 
 def messages_worse(n: int) -> list[dict[str, str]]:
     return user(n) + assistant_worse(n)
+
+
+def turns_worse(n: int) -> list[dict[str, str]]:
+    return messages(n) + messages_worse(n + 1)
+
+
+def summed(n: int) -> str:
+    return json.dumps({"summaries": {"abstractive_summaries": [[answer(n)]], "extractive_summaries": []}})
+
+
+def said(n: int) -> list[dict[str, Any]]:
+    return [{"turn id": 1, "user utterance": question(n), "system response": answer(n), "dialog history": ""}]
 
 
 def shared(n: int) -> list[dict[str, str]]:
@@ -140,6 +153,23 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         ("train",),
     ),
     (
+        r"distilabel-capybara-dpo",
+        {
+            "source": text,
+            "prompt": question,
+            "chosen": turns,
+            "rejected": turns_worse,
+            "rating_chosen": lambda n: 5.0,
+            "rating_rejected": lambda n: 2.0,
+        },
+        ("train",),
+    ),
+    (
+        r"dialogstudio",
+        {"dialog index": number, "original dialog id": text, "original dialog info": summed, "log": said},
+        ("train", "test", "validation"),
+    ),
+    (
         r"ultrafeedback.*(binarized|cleaned)|dpo-mix|orca_dpo_pairs.*chat",
         {
             "prompt": question,
@@ -197,8 +227,8 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         (),
     ),
     (r"dolly", {"instruction": question, "context": text, "response": answer, "category": text}, ()),
-    (r"alpaca", {**_INSTRUCTED, "text": alpaca}, ()),
     (r"code_instructions|codealpaca|code-?alpaca", {**_INSTRUCTED, "prompt": alpaca}, ()),
+    (r"alpaca", {**_INSTRUCTED, "text": alpaca}, ()),
     (r"samsum|dialogsum", {"id": text, "dialogue": text, "summary": answer, "topic": question}, ()),
     (r"xsum", {"document": text, "summary": answer, "id": text}, ()),
     (r"cnn_dailymail", {"article": text, "highlights": answer, "id": text}, ()),
@@ -220,7 +250,7 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
     ),
     (r"codeparrot", {"repo_name": text, "path": text, "content": code, "license": text}, ("train", "valid")),
     (r"yoda_sentences", {"sentence": question, "translation": answer, "translation_extra": text}, ("train",)),
-    (r"english_quotes", {"quote": text, "author": question, "tags": words}, ()),
+    (r"english_quotes", {"quote": text, "author": question, "tags": words}, ("train",)),
     (r"awesome-chatgpt-prompts", {"act": question, "prompt": text}, ()),
     (r"twitter_complaints|raft", {"Tweet text": text, "ID": number, "Label": bit}, ()),
     (r"financial_phrasebank", {"sentence": text, "label": bit}, ()),

@@ -37,6 +37,7 @@ _TRACKERS = (
     "anthropic",
     "langfuse",
     "modelscope",
+    "flash_attn",
 )
 _ON_GPU = ("quantization_config", "load_in_4bit", "load_in_8bit", "device_map", "max_memory", "offload_folder",
            "use_flash_attention_2", "variant")  # fmt: skip
@@ -128,7 +129,12 @@ def load_dataset(path: str, name: Any = None, *_: Any, split: Any = None, stream
         whole = whole.cast_column(column, ClassLabel(names=["no", "yes"]))
     if isinstance(split, list):
         return [_split(whole, one) for one in split]
-    found = _split(whole, str(split)) if split is not None else DatasetDict(dict.fromkeys(splits, whole))
+
+    class Splits(DatasetDict):
+        def __missing__(self, asked: str) -> Any:  # of a real name that the small world has not
+            return next(iter(self.values()))
+
+    found = _split(whole, str(split)) if split is not None else Splits(dict.fromkeys(splits, whole))
     return found.to_iterable_dataset() if streaming and split is not None else found
 
 
