@@ -21,6 +21,7 @@ from interop.takeover.test_take_over import (  # noqa: F401
     translated,
 )
 from surefoot.interop.takeover.in_script import own_loss
+from surefoot.interop.takeover.in_script.handover import _is_routed
 from surefoot.interop.takeover.in_script.rows import is_sided, pair_of, scored_pair, sides_of, without_led
 
 PROMPT, BETTER, WORSE = [5, 6, 7], [8, 9], [10]
@@ -165,6 +166,16 @@ def test_the_scripts_only_tokenizer_is_taken_where_the_trainer_has_none(build, b
     two = SimpleNamespace(one=tokenizer, two=AutoTokenizer.from_pretrained(base))  # twin: which is it?
     monkeypatch.setitem(sys.modules, "__main__", two)
     assert refused(handed(trainer, tmp_path / "twin")[0]) == {"processing_class": False}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_experts_are_seen_in_configs_of_every_version(nested):
+    def config(**named):
+        plain = SimpleNamespace(**named)
+        return SimpleNamespace(get_text_config=lambda: plain) if nested else plain
+
+    assert _is_routed(config(output_router_logits=False))
+    assert not _is_routed(config())
 
 
 @pytest.mark.parametrize(("routed", "names"), [(False, []), (True, ["router_aux_loss_coef"])])

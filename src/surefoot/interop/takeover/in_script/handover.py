@@ -83,7 +83,7 @@ class HandOver:
             "defaults": defaults_of(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
             "resume": resume if resume in (None, True, False) else str(resume),
-            "routed": getattr(trainer.model.config.get_text_config(), "output_router_logits", None) is not None,
+            "routed": _is_routed(trainer.model.config),
             "whole_step_mean": self._divides_by_step(),
             "refused": self._refused,
             "noted": self._noted,
@@ -327,6 +327,12 @@ def _steps(trainer: Any, loader: Any, processes: int) -> int:
         return counted(*given)[-1]
     in_epoch = max(len(share) // args.gradient_accumulation_steps, 1)
     return math.ceil(args.num_train_epochs * in_epoch)
+
+
+def _is_routed(config: Any) -> bool:
+    """Whether the model has experts, whose routers give logits."""
+    read = getattr(config, "get_text_config", None)  # not in transformers before 4.41
+    return hasattr(config if read is None else read(), "output_router_logits")
 
 
 def _kind(config: Any) -> str:
