@@ -72,10 +72,6 @@ def messages_worse(n: int) -> list[dict[str, str]]:
     return user(n) + assistant_worse(n)
 
 
-def turns_worse(n: int) -> list[dict[str, str]]:
-    return messages(n) + messages_worse(n + 1)
-
-
 def summed(n: int) -> str:
     return json.dumps({"summaries": {"abstractive_summaries": [[answer(n)]], "extractive_summaries": []}})
 
@@ -157,8 +153,8 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         {
             "source": text,
             "prompt": question,
-            "chosen": turns,
-            "rejected": turns_worse,
+            "chosen": messages,
+            "rejected": messages_worse,
             "rating_chosen": lambda n: 5.0,
             "rating_rejected": lambda n: 2.0,
         },
