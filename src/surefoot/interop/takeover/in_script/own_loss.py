@@ -28,7 +28,7 @@ def loss_of(
 
     model = trainer.model
     models = [one for one in (model, getattr(trainer, "ref_model", None)) if one is not None]
-    total, led = 0.0, 0
+    total, counted, led = 0.0, 1.0, 0
     with ExitStack() as stack, torch.enable_grad():
         for one in models:
             stack.enter_context(_plain(one))
@@ -38,23 +38,28 @@ def loss_of(
         sided = is_sided(collated(rows, collate, [places[0]]))
         parts = [[place] for place in places] if sided else [places]
         for part in parts:
-            batch, led = without_led(collated(rows, collate, list(part)))
-            device = next(model.parameters()).device
-            batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
-            batch, more = _with_count(trainer, batch, device)
-            if own:
-                more = {}  # it is then a mean over its tokens, as it would be without Trainer
-            if "ref_chosen_logps" in batch:  # computed in the script's own dtype
-                found = trainer.compute_ref_log_probs(models[-1], batch)
-                batch["ref_chosen_logps"], batch["ref_rejected_logps"] = found
-            loss = kind.compute_loss(trainer, model, batch, **more) / len(parts)
-            loss.backward()
-            total += float(loss.detach())
+            batch, first = without_led(collated(rows, collate, list(part)))
+            loss, counted = _computed(trainer, kind, batch, models[-1], own=own)
+            (loss / len(parts)).backward()
+            total, led = total + float(loss.detach()) / len(parts), led + first
         squares = [float(one.grad.double().square().sum()) for one in model.parameters() if one.grad is not None]
+    return {"loss": total * counted, "norm": math.sqrt(sum(squares)) * counted, "counted": counted, "led": led}
+
+
+def _computed(trainer: Any, kind: Any, batch: dict[str, Any], reference: Any, *, own: bool) -> tuple[Any, float]:
+    """Return the loss of a batch, and the tokens by which the trainer divides for each learned one."""
+    device = next(trainer.model.parameters()).device
+    batch = {name: one.to(device) if hasattr(one, "to") else one for name, one in batch.items()}
+    batch, more = _with_count(trainer, batch, device)
+    if own:
+        more = {}  # it is then a mean over its tokens, as it would be without Trainer
+    if "ref_chosen_logps" in batch:  # computed in the script's own dtype
+        found = trainer.compute_ref_log_probs(reference, batch)
+        batch["ref_chosen_logps"], batch["ref_rejected_logps"] = found
+    loss = kind.compute_loss(trainer, trainer.model, batch, **more)
     # Transformers before 5 count the first token of each row as well, which nothing predicts.
     learned = int((batch["labels"][..., 1:] != NO_LABEL).sum()) if "labels" in batch else 0
-    counted = int(more.get("num_items_in_batch") or learned) / learned if learned else 1.0
-    return {"loss": total * counted, "norm": math.sqrt(sum(squares)) * counted, "counted": counted, "led": led}
+    return loss, int(more.get("num_items_in_batch") or learned) / learned if learned else 1.0
 
 
 @contextmanager
