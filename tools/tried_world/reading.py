@@ -55,7 +55,9 @@ REQUIRED = {
     "template_name": "qwen",
 }  # fmt: skip
 """Values of arguments that a script requires and its page does not give."""
-_LLAMA = "meta-llama/Llama-2-7b-hf"  # in place of the model there, for scripts that count on its tokens
+_OWN_MODELS = (("qwen", REQUIRED["model_name"]), ("llama|vicuna", "meta-llama/Llama-2-7b-hf"),
+               ("bloom", "bigscience/bloom-560m"))  # fmt: skip
+"""Models in place of the one there, for scripts that name a family and count on its tokens."""
 _DATA_NAMES = ("dataset_name", "data_path", "train_file", "dataset_path", "train_file_dir", "dataset")
 _ROWS = ("data_path", "train_file", "dataset_path", "eval_data_path")
 
@@ -222,8 +224,8 @@ def arguments_of(path: Path, text: str) -> list[str]:
             if place is not None and not quoted:
                 quoted = [_beside(path, word) for word in words[place + 1 :] if word not in ("\\", "&")]
     words = [*_filled(quoted), *(word for name in _declared(text) for word in _missing(name, quoted))]
-    llama = re.search(r"llama|vicuna", text, re.IGNORECASE) and not re.search(r"qwen", text, re.IGNORECASE)
-    return [_LLAMA if llama and word == REQUIRED["model_name"] else word for word in words]
+    model = next((one for name, one in _OWN_MODELS if re.search(name, text, re.IGNORECASE)), REQUIRED["model_name"])
+    return [model if word == REQUIRED["model_name"] else word for word in words]
 
 
 def _filled(words: Sequence[str]) -> list[str]:

@@ -223,7 +223,7 @@ SCHEMAS: tuple[tuple[str, dict[str, Column], tuple[str, ...]], ...] = (
         (),
     ),
     (r"dolly", {"instruction": question, "context": text, "response": answer, "category": text}, ()),
-    (r"code_instructions|codealpaca|code-?alpaca", {**_INSTRUCTED, "prompt": alpaca}, ()),
+    (r"python_code_instructions|articles_constitution", {**_INSTRUCTED, "prompt": alpaca}, ()),
     (r"alpaca", {**_INSTRUCTED, "text": alpaca}, ()),
     (r"samsum|dialogsum", {"id": text, "dialogue": text, "summary": answer, "topic": question}, ()),
     (r"xsum", {"document": text, "summary": answer, "id": text}, ()),
