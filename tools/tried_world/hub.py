@@ -101,6 +101,7 @@ _GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": _LONG}
 _T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8}
 _CAUSAL, _MASKED, _PAIRS = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
 FAMILIES: tuple[tuple[str, Build], ...] = (
+    (r"distilgpt2", partial(zoo.gpt2, n_positions=_LONG)),
     (r"t5|flan|mt0|bart|pegasus|opus-mt|marian", partial(_other, "t5", _PAIRS, _T5)),
     (r"bert|rbt|electra|roberta|deberta|macbert|mpnet|minilm|bge", partial(_other, "bert", _MASKED, _BERT)),
     (r"whisper|vit\b|vit-|wav2vec|clip|-vl|vlm|vision|donut|layoutlm|segformer|idefics|paligemma|detr|dino",

@@ -19,11 +19,17 @@ from transformers.pytorch_utils import Conv1D
 from surefoot.models.forward import causal_model, language_models, short_pass
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import LoraLayer
+from surefoot.system.errors import Fault, InputError
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the decoder layers: the first ModuleList of transformers' decoder."""
-    return next(module for module in decoder_of(causal_model(model)).children() if isinstance(module, nn.ModuleList))
+    """Return the decoder layers: the first ModuleList of transformers' decoder. Raises InputError if it has none."""
+    decoder = decoder_of(causal_model(model))
+    found = next((module for module in decoder.children() if isinstance(module, nn.ModuleList)), None)
+    if found is None:
+        what = f"{type(decoder).__name__} has no list of decoder layers"
+        raise InputError(Fault("model.path", what, "take a decoder", code="SF-MODEL-KIND"))
+    return found
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer, DataCollatorForSeq2Seq, Trainer
+from transformers import AutoTokenizer, BertConfig, BertLMHeadModel, DataCollatorForSeq2Seq, Trainer
 
 from interop.takeover.test_take_over import (  # noqa: F401
     Texts,
@@ -23,6 +23,7 @@ from interop.takeover.test_take_over import (  # noqa: F401
 from surefoot.interop.takeover.in_script import own_loss
 from surefoot.interop.takeover.in_script.handover import _is_routed
 from surefoot.interop.takeover.in_script.rows import is_sided, pair_of, scored_pair, sides_of, without_led
+from surefoot.models.decoder import decoder_layers
 
 PROMPT, BETTER, WORSE = [5, 6, 7], [8, 9], [10]
 SIDED = {
@@ -200,3 +201,14 @@ def test_no_steps_between_checkpoints_saves_at_the_end(build, tmp_path):  # noqa
     assert translated(taken).config["checkpoint"]["every"] == "7 steps"
     taken.record["arguments"]["save_steps"] = 2  # twin
     assert translated(taken).config["checkpoint"]["every"] == "2 steps"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_encoder_is_refused_by_its_kind(build, tmp_path, ahead):  # noqa: F811
+    """As a decoder, BERT is one that surefoot does not know."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertLMHeadModel(BertConfig(**sizes, vocab_size=400, is_decoder=not ahead))
+    taken, _ = handed(build(model=model), tmp_path / "taken")
+    assert refused(taken) == ({"model": False} if ahead else {})
+    with raises_code("SF-MODEL-KIND"):
+        decoder_layers(model)

@@ -230,6 +230,9 @@ class HandOver:
         if adapter and (others := sorted({str(_kind(one)) for one in adapter.values()} - {"LORA"})):
             self._refuse("adapter", f"is of PEFT's kind {', '.join(others)}; LoRA and DoRA are trained here")
             return facts
+        if _looks_ahead(base.config):
+            self._refuse("model", f"{base.config.model_type} sees the tokens that follow; surefoot trains decoders")
+            return facts
         self._look_at_parameters(model, bool(adapter))
         if adapter and not adapter.keys() <= {"default", "ref"}:
             self._refuse("adapter", f"the model has the adapters {', '.join(adapter)}", "use one, called default")
@@ -333,6 +336,13 @@ def _is_routed(config: Any) -> bool:
     """Whether the model has experts, whose routers give logits."""
     read = getattr(config, "get_text_config", None)  # not in transformers before 4.41
     return hasattr(config if read is None else read(), "output_router_logits")
+
+
+def _looks_ahead(config: Any) -> bool:
+    """Whether it is an encoder, which transformers also loads as a causal language model: BERT and its kind."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    return config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
 
 
 def _kind(config: Any) -> str:
