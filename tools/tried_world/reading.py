@@ -225,7 +225,10 @@ def arguments_of(path: Path, text: str) -> list[str]:
                 quoted = [_beside(path, word) for word in words[place + 1 :] if word not in ("\\", "&")]
     words = [*_filled(quoted), *(word for name in _declared(text) for word in _missing(name, quoted))]
     model = next((one for name, one in _OWN_MODELS if re.search(name, text, re.IGNORECASE)), REQUIRED["model_name"])
-    return [model if word == REQUIRED["model_name"] else word for word in words]
+    values = {REQUIRED["model_name"]: model}
+    if re.search(r"\b(Reward|DPO|ORPO|CPO)Trainer\(", text):
+        values[REQUIRED["dataset_name"]] = "trl-lib/ultrafeedback_binarized"
+    return [values.get(word, word) for word in words]
 
 
 def _filled(words: Sequence[str]) -> list[str]:
@@ -249,6 +252,8 @@ def _declared(text: str) -> list[str]:
         return []
     names = re.findall(r"^ +(\w+): [^=\n]+= ?(?:field\(|None|\"\")|add_argument\(\s*[\"']--(\w+)", text, re.MULTILINE)
     own = {one for pair in names for one in pair if one}
+    if re.search(r"TrlParser\(\s*\(?[^)]*ScriptArguments", text) and "class ScriptArguments" not in text:  # TRL's own
+        own |= {"dataset_name", "model_name_or_path"}
     parsed = re.search(r"(HfArgument|Trl)Parser\(\s*\(?[^)]*(Training|Config)", text)  # with a library's arguments
     return [name for name in REQUIRED if name in own or (name == "output_dir" and parsed)]
 
