@@ -96,8 +96,9 @@ triton: $(SETUP)  ## DoRA's kernels for GPUs in Triton's interpreter, which this
 seeing: $(SETUP)  ## models whose pictures transformers reads with torchvision or timm, which this installs into build/vision first (40 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/vision \
 		-c constraints.txt torchvision timm
-	PYTHONPATH=build/vision $(BIN)/pytest -m "not slow" tests/data/test_picture_families.py tests/runs/test_picture_families_run.py \
-		tests/runs/test_vision_parts.py tests/planning/test_vision.py
+	PYTHONPATH=build/vision $(BIN)/pytest tests/data/test_picture_families.py tests/runs/test_picture_families_run.py \
+		tests/runs/test_vision_parts.py tests/runs/test_vision_adapters.py tests/commands/test_generate_pictures.py \
+		tests/models/test_wrapped.py tests/interop/test_axolotl_trained.py
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

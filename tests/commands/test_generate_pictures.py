@@ -19,7 +19,8 @@ from surefoot.system.messages import clean
 
 TOKENS = 6
 QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
-EACH = representatives([*QWEN, "gemma3", "llava", "smolvlm", "mistral3"], "qwen2_5_vl", "gemma3")
+OTHERS = ("gemma3", "llava", "smolvlm", "mistral3", "gemma3n", "gemma4_unified", "lfm2_vl", "llama4")
+EACH = representatives([*QWEN, *OTHERS], "qwen2_5_vl", "gemma3")
 
 
 def call(*arguments: object, stdin: str = "") -> list[str]:

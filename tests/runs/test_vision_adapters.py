@@ -14,6 +14,7 @@ from helpers.faults import raises_fault
 from helpers.model_layouts import run_config
 from helpers.seeing_families import seeing_family
 from helpers.tiers import representatives
+from helpers.wrappers import wrapper
 from interop.axolotl_configs import CHAT, LORA, axolotl
 from runs import test_pictures_run
 from runs.test_picture_families_run import batch_of, expected
@@ -157,6 +158,37 @@ def test_those_of_axolotls_configs_are_pefts(tmp_path, name):
     assert {part_of(f"{one}.weight") for one in expected} == {None, "tower", "projector"}
     _, twin = planned(base, config["adapter"]["targets"], tower="adapter")
     assert set(twin.targets.value) < expected
+
+
+# Axolotl's examples (0.19): gemma3n/gemma-3n-e2b-vision-qlora.yml, gemma4-unified/12b-vision-lora.yaml,
+# LiquidAI/lfm2-vl-lora.yaml, llama-4/scout-vision-qlora-fsdp2-flex.yaml.
+LAYERS = r"model.language_model.layers.[\d]+."
+ENDING = r"(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+AXOLOTL = {
+    "gemma3n": ("google/gemma-3n-E2B-it", LAYERS + ENDING),
+    "gemma4_unified": ("google/gemma-4-12B-it", LAYERS + r"(_checkpoint_wrapped_module.)?" + ENDING),
+    "lfm2_vl": ("LiquidAI/LFM2-VL-450M", LAYERS + ENDING.replace("mlp|", "mlp|cross_attn|")),
+    "llama4": (
+        "axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16",
+        [f"self_attn.{one}_proj" for one in "qkvo"]
+        + [f"shared_expert.{one}_proj" for one in ("gate", "up", "down")]
+        + ["vision_adapter.mlp.fc1", "vision_adapter.mlp.fc2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AXOLOTL)
+def test_axolotls_examples_adapt_what_peft_does(tmp_path, name):
+    published, targets = AXOLOTL[name]
+    words = {"base_model": published, "processor_type": "AutoProcessor", "chat_template": "tokenizer_default"}
+    config = axolotl(**CHAT, **LORA, **words, lora_target_modules=targets).config
+    base = wrapper(name, tmp_path / "base")
+    theirs = {one.rpartition(".lora_A")[0] for one in peft_on(base, target_modules=targets).state_dict()}
+    expected = {one.removeprefix("base_model.model.") for one in theirs if one and "audio" not in one}  # not heard
+    _, plan = planned(base, config["adapter"]["targets"], **config.get("vision", {}))
+    assert set(plan.targets.value) == expected
+    _, twin = planned(base, config["adapter"]["targets"])
+    assert (set(twin.targets.value) < expected) == (name == "llama4")  # whose targets reach the tower
 
 
 @pytest.mark.parametrize("name", EACH)
