@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
 from surefoot.commands.main import main
 from surefoot.data.batching.loader import Layout, example_batches, own_batches, pair_batches
+from surefoot.data.formats import RowFault
 from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import picture_processor, tokenize_file
 from surefoot.data.tokenize.picture_processor import read_processor
@@ -55,6 +57,21 @@ LAYOUTS = {
             {
                 "role": "user",
                 "content": parts(ASKED, {"type": "image_url", "image_url": {"url": "red.png"}}, " and ", BLUE, "?"),
+            }
+        ]
+    },
+    "v1": {  # of LLaMA-Factory
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "value": ASKED},
+                    {"type": "image_url", "value": "red.png"},
+                    {"type": "text", "value": " and "},
+                    {"type": "image_url", "value": "blue.png"},
+                    {"type": "text", "value": "?"},
+                ],
+                "loss_weight": 0.0,
             }
         ]
     },
@@ -435,6 +452,22 @@ def test_a_picture_on_its_side_is_turned(base, tmp_path):
     looked = found.look("side.jpg", tmp_path)
     assert (looked.width, looked.height, looked.tokens) == (56, 84, 6)
     assert dict(found.pixels([looked]))["image_grid_thw"].tolist() == [[1, 6, 4]]
+
+
+def test_a_path_may_be_that_from_the_working_directory(base, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    picture(tmp_path / "data" / "near.png", "red", (56, 56))
+    picture(tmp_path / "far.png", "red", (84, 56))
+    picture(tmp_path / "near.png", "red", (84, 56))
+    found = read_processor(str(base), TextEncoder(load_tokenizer(base)))
+    monkeypatch.chdir(tmp_path)
+    assert [found.look(name, Path("data")).width for name in ("near.png", "far.png")] == [
+        56,
+        84,
+    ]  # beside the file first
+    monkeypatch.chdir(tmp_path / "data")
+    with pytest.raises(RowFault):  # neither
+        found.look("far.png", tmp_path / "data")
 
 
 def test_a_model_of_another_family_has_no_sight(base, tmp_path):

@@ -102,6 +102,19 @@ def test_its_data_sets():
 
 
 @pytest.mark.parametrize(
+    ("part", "encoding"),
+    [({"type": "text", "value": "?"}, "whole"), ({"type": "image_url", "value": "a.png"}, "parts")],
+)
+def test_its_own_form(part, encoding):
+    own = {"own": {"path": "d.jsonl", "source": "local"}}
+    record = json.dumps({"messages": [{"role": "user", "content": [part]}]})
+    files = {"sets.yaml": written(own), "d.jsonl": record}
+    found = translate_file("v1.yaml", written(LEAST), [], Options(read=files.__getitem__)).config["data"]
+    assert found["train"] == {"path": "d.jsonl", "format": "messages"}
+    assert found.get("encoding", "parts") == encoding
+
+
+@pytest.mark.parametrize(
     ("more", "sets", "name"),
     [
         ({"batching_strategy": "dynamic_batching"}, SETS, "batching_strategy"),
@@ -109,7 +122,6 @@ def test_its_data_sets():
         ({"global_batch_size": 3, "micro_batch_size": 2}, SETS, "global_batch_size"),
         ({"lr_scheduler_config": "cosine"}, SETS, "lr_scheduler_config"),
         ({"stage": "sft"}, SETS, "stage"),
-        ({}, {"own": {"path": "org/own"}}, "train_dataset"),
         ({}, {"own": 5}, "train_dataset"),
         ({}, {"own": {"path": "org/own", "converter": ["alpaca"]}}, "train_dataset"),
         ({}, {"own": {"converter": "alpaca"}}, "train_dataset"),

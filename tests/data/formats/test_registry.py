@@ -103,6 +103,7 @@ def test_rows_keep_their_place():
         (marked({"train": 0}), "messages", (2, "train")),
         (marked({"weight": 0.5}), "messages", (2, "weight", 0, 1)),
         (marked({"weight": True}), "messages", (2, "weight", 0, 1)),
+        (marked({"loss_weight": 0.5}), "messages", (2, "loss_weight", 0, 1)),
         (marked({"weight": 1, "train": False}), "messages", (2, "train", "weight")),
         (marked({"train": False}), "messages", ()),
         ({"messages": [{"role": "user", "content": "u", "train": True}]}, "messages", (1, "user")),
@@ -143,7 +144,9 @@ def test_content_may_be_parts_of_text_and_developer_is_system():
     assert turns(messages(("developer", "s"), ("user", "u"), ("assistant", "a")), "messages")[0] == Turn("system", "s")
 
 
-@pytest.mark.parametrize("mark", [{"train": False}, {"weight": 0}, {"weight": 0.0, "train": None}])
+@pytest.mark.parametrize(
+    "mark", [{"train": False}, {"weight": 0}, {"weight": 0.0, "train": None}, {"loss_weight": 0.0}]
+)
 def test_an_answer_that_is_marked_is_not_learned(mark):
     first = marked(mark)["messages"]
     record = {"messages": [*first, *marked({"train": True, "weight": 1})["messages"]]}

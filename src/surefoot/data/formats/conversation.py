@@ -262,22 +262,27 @@ def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
     check_results(turns)
 
 
+WEIGHTS = ("weight", "loss_weight")  # of a turn: OpenAI's field, and that of LLaMA-Factory's v1 trainer
+
+
 def is_learned(item: Mapping[str, Any], role: str) -> bool:
-    """Read `train: true/false` or `weight: 0/1`; True if neither is given."""
-    marks = []
+    """Read `train: true/false`, or `weight` or `loss_weight: 0/1`; True if none is given."""
+    marks = {}
     if (train := item.get("train")) is not None:
         if not isinstance(train, bool):
             raise RowFault(f"has {kind_of(train)} in 'train', where true or false is required")
-        marks.append(train)
-    if (weight := item.get("weight")) is not None:
+        marks["train"] = train
+    for name in WEIGHTS:
+        if (weight := item.get(name)) is None:
+            continue
         if isinstance(weight, bool) or weight not in (0, 1):
-            raise RowFault("has a 'weight' that is neither 0 nor 1", "1: the answer is learned; 0: it is not")
-        marks.append(weight == 1)
-    if True in marks and role != "assistant":
+            raise RowFault(f"has a {name!r} that is neither 0 nor 1", "1: the answer is learned; 0: it is not")
+        marks[name] = weight == 1
+    if True in marks.values() and role != "assistant":
         raise RowFault(f"asks to learn a {role} turn", "only answers are learned; see data.train_on")
-    if len(set(marks)) == 2:
-        raise RowFault("has 'train' and 'weight' that contradict each other", "keep one of them")
-    return False not in marks
+    if len(set(marks.values())) == 2:
+        raise RowFault(f"has {' and '.join(map(repr, marks))} that contradict each other", "keep one of them")
+    return False not in marks.values()
 
 
 def read_tools(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.data.formats.conversation import (
     JUDGED,
     MARK,
+    WEIGHTS,
     Conversation,
     RowFault,
     Turn,
@@ -62,7 +63,7 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_words
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
-_MARKS = ("train", "weight")
+_MARKS = ("train", *WEIGHTS)
 Record = Mapping[str, Any]
 Reader = Callable[[Record], Conversation | tuple[Conversation, ...]]
 

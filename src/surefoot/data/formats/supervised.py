@@ -90,9 +90,10 @@ def _content(message: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     texts, images = [], []
     for number, part in enumerate(parts, start=1):
         part, kind = (part, part.get("type")) if isinstance(part, dict) else ({}, kind_of(part))
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind == "image" or (kind == "image_url" and kind in part):
+        words = part.get("text", part.get(_VALUE))
+        if kind == "text" and isinstance(words, str):
+            texts.append(words)
+        elif kind == "image" or (kind == "image_url" and (kind in part or _VALUE in part)):
             texts.append(IMAGE)
             images.append(_path(part, number))
         else:
@@ -102,11 +103,12 @@ def _content(message: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 _PICTURES = ("image", "image_url")  # types of picture parts, and fields with the path
+_VALUE = "value"  # a part's text or path in LLaMA-Factory's v1 trainer
 
 
 def _path(part: Mapping[str, Any], number: int) -> str:
     """Return the picture's path; "" if the part has none, as in TRL's format, where the record lists the pictures."""
-    found = [part[name] for name in (*_PICTURES, "url", "path") if part.get(name) is not None]
+    found = [part[name] for name in (*_PICTURES, "url", "path", _VALUE) if part.get(name) is not None]
     path = found[0] if found else ""
     path = path.get("url") if isinstance(path, dict) and "url" in path else path_in(path)
     if not isinstance(path, str) or len(found) > 1:

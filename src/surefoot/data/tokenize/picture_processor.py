@@ -143,13 +143,15 @@ class PictureProcessor:
     def look(self, path: str, folder: Path | None) -> Picture:
         """Open and check a picture. Raises RowFault for a file that is missing, damaged, too large, or not a picture.
 
-        folder: base folder of relative paths.
+        folder: base folder of relative paths; a file that is not there may lie below the working directory.
         """
         if path.startswith(_FETCHED):
             raise RowFault("is a URL, and surefoot downloads no pictures", "download it, and use the file's path")
         if folder is None and not os.path.isabs(path):
             raise RowFault("has no base folder, because its records are streamed", "download the data set")
-        place = Path(folder or "", path.removeprefix("file://"))
+        place = Path(folder or "", named := path.removeprefix("file://"))
+        if not place.is_file() and Path(named).is_file():
+            place = Path(named)
         data, facts = _read(place)
         with _opened(data) as image:
             width, height = image.size

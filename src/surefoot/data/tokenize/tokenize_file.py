@@ -229,7 +229,8 @@ def _examples(
         try:
             examples = list(encode(seen, template, settings, name))
         except InputError as error:
-            why = _TemplateRefused(error)
+            # Of token ids no template writes anything, so none would help.
+            why = error if seen[0].tokens is not None else _TemplateRefused(error)
             continue
         is_kept = [_is_kept(example, settings) for example in examples]
         size = rows_per_item(settings.kind)

@@ -51,7 +51,8 @@ from surefoot.system.errors import InputError
 
 _SAME = (
     "model_name_or_path finetuning_type lora_rank lora_alpha lora_dropout lora_target use_rslora use_dora deepspeed "
-    "additional_target adapter_name_or_path freeze_trainable_layers freeze_trainable_modules freeze_extra_modules "
+    "pissa_init pissa_iter pissa_convert additional_target adapter_name_or_path "
+    "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules "
     "quantization_method quantization_bit quantization_type double_quantization model_revision stage do_train "
     "create_new_adapter adapter_folder use_llama_pro fsdp fsdp_config pref_beta pref_ftx simpo_gamma "
     "adam_beta1 adam_beta2 adam_epsilon weight_decay gradient_accumulation_steps "  # of a DeepSpeed file
@@ -83,7 +84,6 @@ _SHARDS = "surefoot shards the weights over all processes"
 _DRAWS = "v1 draws as many records at random, some twice; here the first ones are used"
 _JOINS = "v1 writes instruction and input one behind the other; here a line break is between them"
 _DIALOGUES = "v1 makes an example of each answer, with what precedes it; here a conversation is one example"
-_OWN_FORM = "has records in the v1 trainer's own form (texts under value)"
 _ALONE = "one process holds everything"
 _EXAMPLES = ("normal", "padding_free")
 
@@ -201,12 +201,15 @@ def _set_data(draft: Draft) -> None:
     draft.set("stage", stage, why="the data sets' converter tells the method" if not draft.facts["stage"] else "")
     why: list[str] = []
     sources = [_source(draft, name, entry, stage, why) for name, entry in entries.items()]
+    seen = any(_is_pictured(draft, entry) for entry in entries.values())
+    why += [f"{_WHOLE}; with pictures here in parts"] * seen
     if not draft.faults:
         draft.set("data.train", short_sources(sources), "train_dataset", why="; ".join(dict.fromkeys(why)))
     learned = "completion" if kinds == {"alpaca"} else "responses"
     if stage == "sft":
         draft.set("data.train_on", learned, why="v1 learns all behind the prompt" if learned == "completion" else "")
-        draft.set("data.encoding", "whole", why="v1 tokenizes prompt and answer in one piece, and truncates at the end")
+        if not seen:
+            draft.set("data.encoding", "whole", why=_WHOLE)
     _set_template(draft)
 
 
@@ -216,7 +219,18 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry.get("converter"), str | None)
 
 
-_FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
+_FORMATS = {None: "messages", "alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
+_WHOLE = "v1 tokenizes prompt and answer in one piece, and truncates at the end"
+
+
+def _is_pictured(draft: Draft, entry: dict[str, Any]) -> bool:
+    """Whether the data set's own records have pictures, where the file can be read here."""
+    if entry.get("converter") is not None or entry.get("source") != "local":
+        return False
+    try:
+        return '"image_url"' in draft.options.read(entry["path"])
+    except InputError:
+        return False
 
 
 def _source(draft: Draft, name: str, entry: dict[str, Any], stage: str, why: list[str]) -> dict[str, Any]:
@@ -224,17 +238,16 @@ def _source(draft: Draft, name: str, entry: dict[str, Any], stage: str, why: lis
     if unknown := entry.keys() - {"path", "source", "converter", "split", "size", "weight", "streaming"}:
         draft.refuse("train_dataset", f"{name}.{min(unknown)}: unknown key of a v1 data set")
     if converter not in _FORMATS:
-        fix = "write them as messages with content, or name a converter: alpaca, sharegpt or pair"
-        draft.refuse("train_dataset", f"{name}: {_OWN_FORM}" if converter is None else f"{name}: {converter}", fix)
+        draft.refuse("train_dataset", f"{name}: {converter}", "name a converter: alpaca, sharegpt or pair, or none")
     elif (converter == "pair") != (stage == "dpo"):
         draft.refuse("train_dataset", f"{name}: converter {converter} is for another method than {stage}")
     if entry.get("streaming"):
         draft.refuse("train_dataset", f"{name}: v1 trains on no streams", "leave streaming out")
     size, weight = entry.get("size"), entry.get("weight")
     why += [_DRAWS] * (size is not None or weight is not None) + [_JOINS] * (converter == "alpaca")
-    why += [_DIALOGUES] * (converter == "sharegpt")
+    why += [_DIALOGUES] * (converter in ("sharegpt", None))
     more = {"split": entry.get("split"), "max_samples": size, "epochs": weight}
-    return {"path": path, "format": _FORMATS.get(converter or "", "auto")} | {
+    return {"path": path, "format": _FORMATS.get(converter, "auto")} | {
         key: value for key, value in more.items() if value is not None
     }
 
