@@ -260,7 +260,8 @@ def named_row(name: str, is_control: Callable[[str], bool]) -> Row | Fault:
         )
     if missing := [token for token in row.control if not is_control(token)]:
         what = f"{name} needs tokens that this tokenizer lacks: {', '.join(missing)}"
-        return Fault("data.template", what, f"use data.template: {ANYWHERE}", code="SF-DATA-TEMPLATE")
+        fix = f"add them with tokenizer.add_special, or use data.template: {ANYWHERE}"
+        return Fault("data.template", what, fix, code="SF-DATA-TEMPLATE")
     return row
 
 
