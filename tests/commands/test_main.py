@@ -195,6 +195,18 @@ def test_what_is_no_fault_is_one_line_with_the_way_on(
     assert all(part in line for part in parts)
 
 
+@pytest.mark.parametrize(("package", "code"), [("torchvision", 3), ("another", 1)], ids=["ours", "twin"])
+def test_a_torchvision_for_another_torch_is_named(monkeypatch: pytest.MonkeyPatch, package: str, code: int) -> None:
+    """As transformers' lazy imports raise it, for every module."""
+    found = ModuleNotFoundError("Could not import module 'PreTrainedModel'.")
+    found.__cause__ = RuntimeError(f"operator {package}::nms does not exist")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.13.0")
+    let_plan_end(monkeypatch, found)
+    result = run("plan")
+    assert result.exit_code == code
+    assert ("SF-PACKAGE" in result.stderr) == (code == 3)
+
+
 @pytest.mark.parametrize("outcome", [InputError("bad"), KeyError("who")])
 def test_the_traceback_appears_only_with_debug(monkeypatch: pytest.MonkeyPatch, outcome: Exception) -> None:
     let_plan_end(monkeypatch, outcome)

@@ -177,6 +177,11 @@ class LazyGroup(click.Group):
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
+            from surefoot.system.libraries import torchvision_fault
+
+            if (known := torchvision_fault(error)) is not None:
+                report_error(known, invocation)
+                return known.exit_code
             report_bug(error, invocation)
             return BUG_EXIT_CODE
 

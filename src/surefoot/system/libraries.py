@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from surefoot.system.errors import Fault, InputError
+from surefoot.system.errors import EnvironmentFault, Fault, InputError
 
 _LONGEST = 160  # characters of a library's own message
 
@@ -27,6 +27,20 @@ _LONGEST = 160  # characters of a library's own message
 def is_installed(name: str) -> bool:
     """Whether a package is installed, without importing it."""
     return importlib.util.find_spec(name) is not None
+
+
+def torchvision_fault(error: BaseException) -> EnvironmentFault | None:
+    """Return what an error means that a torchvision for another torch caused: transformers imports it everywhere, and
+    then no module of transformers can be imported."""
+    cause: BaseException | None = error
+    while cause is not None and "torchvision::" not in str(cause):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torchvision", "torch")]
+    what = f"{versions[0]} was built for another torch than {versions[1]}: {_one_line(cause)}"
+    fix = "install it from the same place as torch, or remove it: pip uninstall torchvision"
+    return EnvironmentFault(Fault("torchvision", what, fix, code="SF-PACKAGE"))
 
 
 def import_bitsandbytes() -> Any:
@@ -206,6 +220,6 @@ def _hidden(name: str) -> Iterator[None]:
             sys.modules[name] = former
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split()) or type(error).__name__
     return textwrap.shorten(text, _LONGEST, placeholder=" …")
