@@ -179,20 +179,16 @@ def test_experts_are_seen_in_configs_of_every_version(nested):
     assert not _is_routed(config())
 
 
-@pytest.mark.parametrize(("routed", "names"), [(False, []), (True, ["router_aux_loss_coef"])])
-def test_a_routers_coefficient_counts_only_where_the_model_has_one(build, tmp_path, routed, names):  # noqa: F811
-    from helpers.faults import refused_settings
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_routers_coefficient_counts_only_where_the_model_has_one(build, tmp_path, routed):  # noqa: F811
     from surefoot.interop.takeover.session import Taken
 
     taken, _ = handed(build(), tmp_path / "taken")
     assert taken.record["routed"] is False
     arguments = {**taken.record["arguments"], "router_aux_loss_coef": 0.001, "max_prompt_length": 64}
     record = {**taken.record, "trainer": "DPOTrainer", "arguments": arguments, "routed": routed}
-
-    def read():
-        return translated(Taken(taken.folder, record))
-
-    assert (refused_settings(read) if routed else read() and []) == names
+    model = translated(Taken(taken.folder, record)).config["model"]
+    assert model["router_aux_loss_coef"] == 0.001 if routed else "router_aux_loss_coef" not in model
 
 
 def test_no_steps_between_checkpoints_saves_at_the_end(build, tmp_path):  # noqa: F811

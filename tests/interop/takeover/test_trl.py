@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from helpers.faults import refused_settings
 from helpers.tiny_models import tiny_llama
@@ -96,6 +96,21 @@ def test_loss_and_gradient_are_the_trainers(build, tmp_path, kind, adapted):
     assert translated(taken).config["stage"] == STAGES.get(kind, kind)
     logged = vars(trainer).get("_metrics") or trainer._stored_metrics
     assert not any(one for side in logged.values() for one in side.values())  # the script's own log is as before
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(("kind", "how"), [("sft", {}), ("dpo", {}), ("dpo", {"router_aux_loss_coef": 0.25})])
+def test_the_routers_loss_is_the_trainers(build, base, tmp_path, kind, how):
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "routed")
+    shape = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "num_local_experts": 4, "router_aux_loss_coef": 0.5}
+    experts = MixtralConfig(vocab_size=329, **shape)
+    MixtralForCausalLM(experts).save_pretrained(tmp_path / "routed")
+    taken, over = handed(build(kind, model=str(tmp_path / "routed"), arguments=how), tmp_path / "taken")
+    proven(taken, over)
+    without = with_overrides(translated(taken), ["model.router_aux_loss_coef=0"])
+    with raises_code("SF-TAKE-OVER"):  # twin
+        prove(taken, without, over.loss_of)
 
 
 @pytest.mark.usefixtures("context")

@@ -38,8 +38,16 @@ from surefoot.system.errors import EnvironmentFault
 from surefoot.training.engine import Engine
 from surefoot.training.failure import is_of_the_environment
 from surefoot.training.objective import LossSum, Objective
+from surefoot.training.routing import AUX_LOSS
 from surefoot.training.state import LossScale
-from surefoot.training.step import LOSS, add_gradient, draw_number, seed_micro_batch, step_size
+from surefoot.training.step import (
+    LOSS,
+    accumulate_gradients,
+    add_gradient,
+    draw_number,
+    seed_micro_batch,
+    step_size,
+)
 
 
 def with_stand_ins(
@@ -144,18 +152,18 @@ def one_pass(loaded: LoadedModels, task: Task, batches: Sequence[Weighted], step
 
 
 def loss_and_norm(loaded: LoadedModels, task: Task, batches: Sequence[Weighted]) -> tuple[float, float]:
-    """Return the mean loss per weight and the norm of the whole gradient of step 1, without a step of the optimizer:
-    [2] numbers of one process."""
-    engine = loaded.engine
-    weight, loss = max(step_size(engine, batches)[0], 1), 0.0
+    """Return the mean loss per weight, with that of the routers, and the norm of the whole gradient of step 1, without
+    a step of the optimizer: [2] numbers of one process."""
+    engine, settings = loaded.engine, loaded.settings
+    weight = max(step_size(engine, batches)[0], 1)
     try:
-        for number, batch in enumerate(batches):
-            seed_micro_batch(loaded.settings.seed, 1, draw_number(engine, number))
-            with loaded.settings.passes(1):
-                sums = add_gradient(
-                    engine, task.objective, batch.to(engine.device), weight=weight, scale=None, settings=loaded.settings
-                )
-            loss += float(sums[LOSS])
+        with settings.passes(1):
+            sums = accumulate_gradients(
+                engine, task.objective, batches, weight=weight, step=1, scale=None, settings=settings
+            )
+        loss = float(sums[LOSS])
+        if AUX_LOSS in sums and settings.routing:
+            loss += settings.routing.coefficient * float(sums[AUX_LOSS])
         squares = [float(one.double().square().sum()) for one in engine.gradients().values()]
         return loss / weight, math.sqrt(sum(squares))
     finally:

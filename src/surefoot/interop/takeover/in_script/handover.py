@@ -79,7 +79,7 @@ class HandOver:
                 facts |= part()
         record = {
             "trainer": self._known.__name__,
-            "arguments": values_of(trainer.args) | self._stopping,
+            "arguments": values_of(trainer.args) | self._stopping | _balance(trainer),
             "defaults": defaults_of(trainer.args),
             "devices": max(1, int(getattr(trainer.args, "n_gpu", 1))),
             "resume": resume if resume in (None, True, False) else str(resume),
@@ -330,6 +330,12 @@ def _steps(trainer: Any, loader: Any, processes: int) -> int:
         return counted(*given)[-1]
     in_epoch = max(len(share) // args.gradient_accumulation_steps, 1)
     return math.ceil(args.num_train_epochs * in_epoch)
+
+
+def _balance(trainer: Any) -> dict[str, float]:
+    """Return the coefficient of the routers' loss, which TRL takes from the model where the script gives none."""
+    found = getattr(trainer, "router_aux_loss_coef", None)
+    return {} if found is None else {"router_aux_loss_coef": found}
 
 
 def _is_routed(config: Any) -> bool:

@@ -94,6 +94,7 @@ def _alone(trainer: Any, without_function: bool) -> Iterator[None]:
         name: copy.deepcopy(one) for name, one in vars(trainer).items() if name in ("_metrics", "_stored_metrics")
     }
     trainer.args._n_gpu = min(1, devices)
+    trainer.current_gradient_accumulation_steps = 1  # else set in train(), and read by TRL beside routers
     if without_function:
         trainer.compute_loss_func = None
     try:
