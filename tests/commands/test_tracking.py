@@ -40,6 +40,7 @@ def write_config(folder: Path, base: Path, **changes: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_tracker_runs(base: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

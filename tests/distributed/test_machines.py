@@ -62,6 +62,7 @@ def two(world) -> bytes:
     return weights(output)
 
 
+@pytest.mark.slow
 def test_two_machines_train_what_two_processes_do(world, two):
     both = world / "both"
     (first, told), (second, other) = ends(on_two(write_config(world, both, parallel=PAIR)))

@@ -275,7 +275,7 @@ def test_two_ranks_learn_from_packed_answers_what_one_learns_from_padded_ones(se
     assert ("documents", True) in both.paths
 
 
-@pytest.mark.parametrize(("stage", "adapter"), [(1, "lora"), (2, "full")])
+@pytest.mark.parametrize(("stage", "adapter"), representatives([(1, "lora"), (2, "full")], (1, "lora")))
 def test_prompts_that_two_ranks_compute_once_are_those_that_one_computes_twice(server, world, stage, adapter):
     """A layer runs twice in a pass then, and its gradients must be whole before they are reduced."""
     data = {"train": "WORLD/long.jsonl", "max_length": 128}

@@ -166,7 +166,8 @@ def test_a_killed_rank_ends_the_run_and_it_resumes(world, victim):
     assert "resuming from" in said
 
 
-@pytest.mark.parametrize("victim", representatives([0, 1], 1))
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.slow
 def test_a_stopped_rank_ends_the_run(world, victim):
     output = world / f"stopped-{victim}"
     words = ["train", write_config(world, output, parallel=TWO, **ENDLESS)]

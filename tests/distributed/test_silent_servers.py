@@ -83,9 +83,7 @@ def told(output: Path) -> list[dict[str, Any]]:
 CASES = [*((where, True) for where in WAITS), ("step", False), ("grpo", False)]
 
 
-@pytest.mark.parametrize(
-    ("where", "heeds"), representatives(CASES, ("evaluation", True), ("grpo", True), ("step", False))
-)
+@pytest.mark.parametrize(("where", "heeds"), representatives(CASES, ("grpo", True), ("step", False)))
 def test_both_ranks_wait_no_more_and_go_on_bit_for_bit(world, tmp_path, where, heeds):
     """The twin waits for the answer, and is a step further."""
 

@@ -179,6 +179,7 @@ def test_two_ranks_of_which_one_is_killed(runs, tmp_path):
     assert killing.kills.total() == 1
 
 
+@pytest.mark.slow
 def test_killed_in_a_call_and_between_turns_no_recorded_reply_is_asked_for_again(talking, tmp_path):
     killing = Killing(talking, plan=[{"at": "tool", "n": 21, "delay": 0.001}, {"at": "turn", "n": 2}])
     assert many("killed runs of grpo with turns", 1, killing, tmp_path) == []
@@ -226,5 +227,6 @@ def forgets(rank: int) -> None:
     Recorded.find = lambda recorded, key: None
 
 
+@pytest.mark.slow
 def test_twin_replies_that_are_asked_for_again_are_seen(talking, tmp_path):
     assert differs_when_resumed(talking, tmp_path, {"at": "tool", "n": 21}, forgets).endswith("['turns']")

@@ -306,6 +306,7 @@ class TestInTraining:
     def test_noise_comes_before_the_factor(self, llama):
         """So that 0 times whatever is 0, in training as in use."""
         data = batch()
+        llama.train()
         for scale in (0.1, 0.0):
             with scaled(llama, scale), noisy_embeddings(llama, 5.0, data.lengths), torch.no_grad():
                 torch.manual_seed(3)

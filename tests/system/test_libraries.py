@@ -89,6 +89,7 @@ def test_a_missing_compiler_is_one_line(monkeypatch, backend):
     assert "\n" not in said
 
 
+@pytest.mark.slow
 def test_bitsandbytes_comes_without_noise_and_compiler_and_look_at_the_hub(tmp_path):
     """The second line is the twin: what it does alone; it looks for kernels on CPUs with AVX512-BF16."""
     program = [sys.executable, "-c", _EACH, _OURS, "import bitsandbytes"]

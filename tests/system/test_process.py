@@ -202,6 +202,7 @@ def growths():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN multiplies no bf16 here")
+@pytest.mark.slow
 def test_shapes_that_do_not_come_again_take_less_memory():
     bounded, late = growths()
     assert bounded < SHARE * late  # the twin: after the first product it is too late

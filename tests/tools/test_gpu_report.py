@@ -56,6 +56,7 @@ def test_a_part_keeps_what_it_found(call, ending):
         assert told["why"].endswith("the last word")
 
 
+@pytest.mark.slow
 def test_a_part_ends_with_its_children_when_the_minutes_are_over(call, monkeypatch):
     """It is cut off, keeps what it had, and leaves no process behind."""
     monkeypatch.setattr(gpu_parts, "_LEAST", 0.0)

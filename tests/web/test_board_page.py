@@ -82,6 +82,7 @@ def test_a_run_lives(board, open_page, root):
     assert watched.complaints == []
 
 
+@pytest.mark.slow
 def test_a_connection_that_was_lost_goes_on(root, open_page):
     """The server ends and another starts in its place."""
     with serving(root) as first:

@@ -100,10 +100,8 @@ class ReferenceModel:
     use: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-def start_anchored(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
-    """Give a loss of tokens its reference, if it has one."""
-    if not run.config.needs_reference:
-        return run.task
+def start_anchored(run: RunInputs, loaded: LoadedModels) -> Task:
+    """Give a loss of tokens its reference."""
     reference = open_reference_model(run, loaded)
     made = anchored_loss(run.config.sft.loss, constants_of(run.config), distributions(reference.model, reference.use))
     return replace(run.task, objective=made)

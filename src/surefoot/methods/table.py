@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from surefoot.method_facts.losses import joined
 from surefoot.method_facts.methods import METHODS
 from surefoot.methods.examples import prepare_examples, sft_task
-from surefoot.methods.method import MethodFunctions
+from surefoot.methods.method import LoadedModels, MethodFunctions, Notify, RunInputs, Task
 
 
 def functions_of(method: str) -> MethodFunctions:
@@ -19,9 +19,16 @@ def functions_of(method: str) -> MethodFunctions:
 
 
 def _sft() -> MethodFunctions:
+    return MethodFunctions(prepare_examples, sft_task, start=_start_tokens)
+
+
+def _start_tokens(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
+    """Give a loss of tokens its reference, if it has one."""
+    if not run.config.needs_reference:
+        return run.task
     from surefoot.methods.reference import start_anchored
 
-    return MethodFunctions(prepare_examples, sft_task, start=start_anchored)
+    return start_anchored(run, loaded)
 
 
 def _reward() -> MethodFunctions:

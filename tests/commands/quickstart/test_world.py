@@ -283,6 +283,7 @@ def test_twin_an_untrained_model_knows_nothing(tokenizer):
     assert script.knowledge(script.build_model(tokenizer), tokenizer) < 0.3
 
 
+@pytest.mark.slow
 def test_building_twice_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(script, "THREADS", torch.get_num_threads())  # those of this test process, which others share
     documents = list(script.pretraining_text())[: 3 * script.BATCH]

@@ -239,7 +239,10 @@ def test_it_is_recognized_by_what_the_last_step_has_asked(world, tmp_path, monke
             run(moved, resume=True)
 
 
-@pytest.mark.parametrize(("at_once", "adapter"), [(2, None), (1, None), (1, "mine")])
+EACH = [(2, None), (1, None), (1, "mine")]
+
+
+@pytest.mark.parametrize(("at_once", "adapter"), representatives(EACH, (2, None), (1, "mine")))
 def test_examples_of_a_step_are_asked_about_at_once_whatever_their_batches(world, monkeypatch, at_once, adapter):
     """Requests of two micro-batches with one example each wait for each other. The twin makes one after the other; so
     does every run where the server has an adapter, also if that is not the teacher (vLLM would end)."""

@@ -339,6 +339,7 @@ def test_an_environment_may_read_every_field(world):
     assert read == {"with": [], "without": ["answer"]}
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_answers_ended_asks_for_them_again(world):
     """Calls for three of step 2's four prompts fail, too many, or for all; they work again before the resume."""
     (world / "tool.py").write_text(
