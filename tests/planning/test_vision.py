@@ -9,7 +9,9 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from helpers.wrappers import WRAPPERS
 from surefoot.models.facts import facts_of
 from surefoot.planning.measurements import LengthFacts
-from surefoot.planning.vision import NOTHING, TrainedVision, picture_bytes
+from surefoot.planning.notes import Notes
+from surefoot.planning.plan import ParallelPlan
+from surefoot.planning.vision import NOTHING, TrainedVision, check_calls, picture_bytes
 from surefoot.planning.workload import _products
 
 # Rotary tables, rows' statistics and the norm behind the last layer are not counted; these towers are narrow.
@@ -124,6 +126,17 @@ def test_products_of_a_tower_are_counted_by_the_shapes_of_its_matrices(tmp_path,
     assert _products(model, None, vision, pictures) - _products(model, None, vision, words) == 4 * each
     assert _products(model, None, vision, words) > 0
     assert _products(model, None, vision, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "stage", "pictures", "count"),
+    [("lfm2_vl", 3, True, 1), ("lfm2_vl", 2, True, 0), ("lfm2_vl", 3, False, 0), ("gemma3", 3, True, 0)],
+)
+def test_a_projector_that_is_called_for_each_tile_is_not_sharded_by_zero(tmp_path, family, stage, pictures, count):
+    config_of("gemma3").save_pretrained(tmp_path)
+    model, notes = replace(facts_of(tmp_path), model_type=family), Notes()
+    check_calls(ParallelPlan(zero_stage=stage), model, LengthFacts(longest=9, typical=9, pictures=pictures), notes)
+    assert [one.where for one in notes.faults] == ["parallel.zero_stage"] * count
 
 
 def test_cross_attention_keeps_what_autograd_saves(tmp_path):

@@ -58,7 +58,14 @@ from surefoot.planning.reference import TeacherFacts, plan_reference, plan_teach
 from surefoot.planning.reward import plan_reward
 from surefoot.planning.tokenizer import plan_tokenizer, tokenizer_of
 from surefoot.planning.trained import check_trained, only_trained, with_layers
-from surefoot.planning.vision import adaptable, check_adapted, check_pictures, plan_vision, with_trained_vision
+from surefoot.planning.vision import (
+    adaptable,
+    check_adapted,
+    check_calls,
+    check_pictures,
+    plan_vision,
+    with_trained_vision,
+)
 from surefoot.planning.workload import Workload, with_kernels, workload_of
 from surefoot.system.errors import InputError
 from surefoot.system.hardware import Hardware
@@ -175,6 +182,7 @@ def resolve(
     names = [tensor.name for tensor in (*trained, *vision.tensors) if tensor.numbers]
     names += [VALUE_HEAD] if config.method.scores else []
     check_pictures(names, model, lengths, notes)
+    check_calls(parallel, model, lengths, notes)
     rates = plan_rates(config.optim, names, notes)
     work = replace(work, ahead=ahead_bytes(config, work, parallel, trained, longest))
     balance = plan_balance(config, model, notes)

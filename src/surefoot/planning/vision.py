@@ -38,7 +38,7 @@ from surefoot.families.vision_parts import PARTS, Part, modules_of, part_of
 from surefoot.planning.measurements import LengthFacts
 from surefoot.planning.notes import Notes
 from surefoot.planning.optimizer import Tensor
-from surefoot.planning.plan import AdapterPlan
+from surefoot.planning.plan import AdapterPlan, ParallelPlan
 from surefoot.system.messages import counted
 
 
@@ -105,6 +105,17 @@ def check_pictures(learns: Iterable[str], model: ModelFacts, lengths: LengthFact
     if lengths and lengths.texts and all(part_of(name) or name.startswith(inside) for name in learns):
         what = f"{counted(lengths.texts, 'example')} without a picture, which nothing that trains reads"
         notes.refuse("data.train", what, "leave them out, or train more of the language model", "SF-DATA-PICTURE")
+
+
+# Their projector is called once for each tile, in transformers.
+_BY_TILE = ("lfm2_vl",)
+
+
+def check_calls(parallel: ParallelPlan, model: ModelFacts, lengths: LengthFacts | None, notes: Notes) -> None:
+    """Refuse ZeRO 3 where ranks would gather weights of a vision part different numbers of times."""
+    if parallel.zero_stage == 3 and lengths and lengths.pictures and model.model_type in _BY_TILE:
+        what = f"{model.model_type} projects each tile on its own, and ranks have different numbers of tiles"
+        notes.refuse("parallel.zero_stage", what, "use 2, or parallel.engine: fsdp2")
 
 
 def with_trained_vision(adapter: AdapterPlan | None, vision: TrainedVision, model: ModelFacts) -> AdapterPlan | None:
