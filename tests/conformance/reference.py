@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 # zero) and rounding in fp32: its error is taken against that norm, not against itself.
 _ROUNDING = 1e-6
 # What checkpoints that also see call the rest of them.
-_SIGHT = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "embed_vision")
+_SIGHT = ("visual", "vision_tower", "vision_model", "multi_modal_projector", "connector", "embed_vision", "projector")
 # The gradient of a single number (Apertus' activation has two a layer) is a sum over all tokens and channels, which may
 # cancel: transformers' own in fp32 is 3e-5 from that in fp64 there, and surefoot's 2e-5.
 _CANCELS = 1e-3
