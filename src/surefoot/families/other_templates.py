@@ -53,7 +53,7 @@ def _row(
         prefix=begins + ALONE,
         opening="" if thought_learned else ALONE + thought,
         lead=ALONE + (thought + ALONE if thought and thought_learned else "") + lead,
-        own_lead="</think>" if thought and thought_learned else "",
+        own_lead="</think>" if thought else "",
         close=close.replace("{eos}", "{eos}" + ALONE),
         control=control,
         stops=stops,

@@ -108,7 +108,8 @@ class Dialogue:
     prefix: {bos} if the published template writes it as text: some tokenizers add a blank before a text, but not
         after BOS.
     opening: generation prompt, written before an answer without loss.
-    lead: what the model writes before its text; left out if the text contains `own_lead`.
+    lead: what the model writes before its text.
+    own_lead: an answer that contains it has no lead, and no opening that contains it.
     close: end of an answer; carries loss.
     after, between, finish: text without loss after an answer, before every user turn except the first, after the last
         answer.

@@ -118,9 +118,12 @@ def _assistant(row: Dialogue, layout: ToolLayout | None) -> list[str]:
         lead = f"('' if {_quote(row.own_lead)} in text else {lead})"
     if row.lead and layout is not None and not layout.keeps_lead:
         lead = f"('' if message.tool_calls else {lead})"
+    opening = _print(row.opening)
+    if row.own_lead and row.own_lead in row.opening:
+        opening = [f"{{%- if {_quote(row.own_lead)} not in text -%}}", *opening, "{%- endif -%}"]
     lines = [
         f"{{%- set text = {_THOUGHT} ~ {_text('message', 'assistant', row, optional=True)} -%}}",
-        *_print(row.opening),
+        *opening,
         f"{{{{- {lead} ~ text -}}}}",
         *(_calls(layout) if layout is not None else []),
         *_print(row.close + row.after),

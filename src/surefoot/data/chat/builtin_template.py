@@ -118,7 +118,8 @@ def _dialogue(row: Dialogue, conversation: Conversation) -> Iterator[Segment]:
             yield from _around(row.user, inside, place)
             head, before = [], []
         elif turn.role == "assistant":
-            yield _words(row.opening, place)
+            if row.own_lead not in row.opening or not _has_own_lead(row, _text(row, turn, place, answer=True)):
+                yield _words(row.opening, place)
             yield from _answer(row, turn, ids[place], place)
             yield _words(row.close, place, answer=True)
             yield _words(row.after, place)
@@ -153,9 +154,7 @@ def _definitions(layout: ToolLayout, tools: Sequence[Mapping[str, Any]]) -> list
 
 def _answer(row: Dialogue, turn: Turn, ids: Sequence[str], place: int) -> Iterator[Segment]:
     text = _text(row, turn, place, answer=True)
-    if not (row.own_lead and row.own_lead in text.text) and (
-        not turn.calls or row.tools is None or row.tools.keeps_lead
-    ):
+    if not _has_own_lead(row, text) and (not turn.calls or row.tools is None or row.tools.keeps_lead):
         yield _words(row.lead, place, answer=True)
     yield text
     if not turn.calls:
@@ -173,6 +172,10 @@ def _answer(row: Dialogue, turn: Turn, ids: Sequence[str], place: int) -> Iterat
         yield Segment(json.dumps(dict(call.arguments), ensure_ascii=False), place, content=True, answer=True)
         yield _words(end.replace("{id}", own), place, answer=True)
     yield _words(layout.closing, place, answer=True)
+
+
+def _has_own_lead(row: Dialogue, answer: Segment) -> bool:
+    return bool(row.own_lead) and row.own_lead in answer.text
 
 
 def _result(row: Dialogue, layout: ToolLayout, turns: Sequence[Turn], place: int, own: str) -> Iterator[Segment]:

@@ -42,8 +42,14 @@ _ATTENTION = {"flash_attn": "flash_attention_2", "flash_attention_2": "flash_att
               "eager": "eager"}  # fmt: skip
 _SHAPE = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "modules_to_save", "use_rslora",
           "use_dora", "init_weights")  # fmt: skip
-_LEFT_OUT = "ms-swift leaves out longer examples, which are truncated here"
-_SPLIT = "ms-swift leaves out longer texts, which become several here"
+_LONGER = {  # pretraining or not, truncation_strategy -> what happens to longer ones
+    (False, "delete"): "ms-swift leaves out longer examples, which are truncated here",
+    (False, "right"): "ms-swift cuts the end off; here prompts are shortened too, so that part of the answer is left",
+    (True, "delete"): "ms-swift leaves out longer texts, which become several here",
+    (True, "right"): "ms-swift cuts the end off longer texts, which become several here",
+    (True, "split"): "the parts of a text overlap by a token here, so that each but the first is learned",
+}
+_RAW = "ms-swift keeps of a dialogue the last question and answer alone, which is all of it here"
 _OWN_TEMPLATE = "the tokenizer's chat template; ms-swift has one of its own for each family"
 _HALF = "weights that train are in fp32 here, and computed in {}"
 _PACKED = "ms-swift fills rows once, the longest examples first; here they are filled anew in every epoch"
@@ -180,16 +186,19 @@ def set_texts(draft: Draft) -> None:
     if stage == "pretrain":
         draft.drop("plain texts have no turns", "template", "agent_template", "use_chat_template", "loss_scale")
         return
-    scales = set(str(draft["loss_scale"] or ("last_round" if stage != "sft" else "default")).split("+"))
+    orpo = stage == "dpo" and draft["rlhf_type"] == "orpo"
+    scales = set(str(draft["loss_scale"] or ("default" if stage == "sft" or orpo else "last_round")).split("+"))
     if other := scales - {"default", "last_round", "all", "ignore_empty_think"}:
         draft.refuse("loss_scale", f"surefoot has no {min(other)}: tokens are learned or not", "use default")
     learned = "last" if "last_round" in scales else "everything" if "all" in scales else "responses"
     if stage in ("sft", "distill"):
         draft.set("data.train_on", learned, "loss_scale")
+    elif learned != "last":
+        draft.assume("earlier answers of a pair", "count in ms-swift's loss; here the last do", "alignment.loss")
     draft.note("loss_scale", "carried", "", "data.train_on")
     draft.drop("the template decides in training", "enable_thinking")
     if draft["use_chat_template"] is False:
-        draft.set("data.template", "raw", "use_chat_template")
+        draft.set("data.template", "raw", "use_chat_template", why=_RAW)
         draft.set("bos.prepend", "tokenizer", why="ms-swift begins a text as the tokenizer does")
         draft.drop("texts have no template", "template", "agent_template")
         return
@@ -211,6 +220,10 @@ def set_texts(draft: Draft) -> None:
         (thinks and found == UNTHINKING) or (thinks is not None and found == OWN)
     ):
         draft.refuse("enable_thinking", "decides how drawn answers begin; here the template does", "leave it out")
+    if found == UNTHINKING and "last_round" in scales:
+        draft.assume("earlier answers", "begin with an empty thought here, unlike ms-swift's", "data.template")
+    if found == UNTHINKING and "all" in scales:
+        draft.assume("empty thoughts", "are learned here, unlike in ms-swift", "data.train_on")
     draft.set("data.template", found, "template", why=_OWN_TEMPLATE if found == OWN else "")
     if any(token.endswith(".txt") for token in draft["new_special_tokens"] or ()):
         draft.refuse("new_special_tokens", "surefoot reads no file of tokens", "name them in surefoot's tokenizer.add")
@@ -230,13 +243,12 @@ def _set_length(draft: Draft, stage: Any, limit: int | None, how: str | None) ->
             draft.set("data.max_length", limit + draft["max_completion_length"], "max_length", why=why)
         draft.note("truncation_strategy", "changed", "longer prompts are left out", "data.max_length")
         return
-    whole = how in ("right", "split")
-    longer = _SPLIT if stage == "pretrain" else _LEFT_OUT
+    longer = _LONGER[stage == "pretrain", how or "delete"]
     if limit is None:
         draft.set("data.max_length", ALL_POSITIONS, "max_length", why=NO_LIMIT)
     else:
-        draft.set("data.max_length", limit, "max_length", why="" if whole else longer)
-    draft.note("truncation_strategy", "carried" if whole else "changed", "" if whole else longer, "data.max_length")
+        draft.set("data.max_length", limit, "max_length", why=longer)
+    draft.note("truncation_strategy", "changed", longer, "data.max_length")
 
 
 def set_size(draft: Draft) -> None:
