@@ -11,14 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from peft import LoraConfig
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from equality import torchtune_models
-from equality.fixed_adapter import a_values
-from equality.ours import LOSS, NORM, Ours, run_until_step_1, same_examples, same_rates
+from equality.ours import LOSS, NORM, Ours, fixed_adapter, run_until_step_1, same_examples, same_rates
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
 
@@ -42,28 +38,8 @@ def translated(name: str, folder: Path) -> dict[str, Any]:
     found = translate_file("t.yaml", text, [f"output_dir={folder / 'runs' / name}"], options)
     config = json.loads(json.dumps(found.config))
     if "adapter" in config:
-        config["adapter"]["initial"] = str(initial(config["adapter"], model))
+        config["adapter"]["initial"] = str(fixed_adapter(config["adapter"], model))
     return config
-
-
-def initial(adapter: dict[str, Any], model: Path) -> Path:
-    """The adapter with which the recipe begins too: fixed values in A, B zero."""
-    place = model.with_name(f"{model.name}-adapter")
-    if place.is_dir():
-        return place
-    shape = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "target_modules": adapter["targets"]}
-    LoraConfig(**shape, task_type="CAUSAL_LM").save_pretrained(place)
-    weights = load_file(model / "model.safetensors")
-    found = {}
-    for name, weight in weights.items():
-        module = name.removesuffix(".weight").rpartition(".")[2]
-        if module in adapter["targets"] and name.endswith(".weight"):
-            rows, columns = weight.shape
-            before = f"base_model.model.{name.removesuffix('.weight')}"
-            found[f"{before}.lora_A.weight"] = a_values(int(name.split(".")[2]), module, shape["r"], columns)
-            found[f"{before}.lora_B.weight"] = torch.zeros(rows, shape["r"])
-    save_file(found, place / "adapter_model.safetensors")
-    return place
 
 
 def without_end(example: dict[str, list[int]]) -> dict[str, list[int]]:

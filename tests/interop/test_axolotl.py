@@ -143,7 +143,7 @@ def test_the_end_of_an_answer_is_told(words: dict[str, Any], expected: str) -> N
         ({"flex_attention": True}, "attention.implementation", "auto", "changed"),
         ({"model_config": {"output_router_logits": True}}, "model.router_aux_loss_coef", "own", "carried"),
         ({"quantize_moe_experts": True}, "precision.base", "auto", "changed"),
-        ({"tokenizer_use_mistral_common": True}, "data.template", "alpaca", "changed"),
+        ({"tokenizer_use_mistral_common": True}, "data.template", "axolotl-alpaca-instruct", "changed"),
     ],
 )
 def test_words_with_a_meaning_here(words: dict[str, Any], key: str, value: Any, expected: str) -> None:

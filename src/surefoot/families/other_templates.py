@@ -10,6 +10,8 @@ Axolotl's: chat_template alpaca and phi_3 of version 0.18; its chatml, llama3 an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from surefoot.families.template_row import ALONE, Dialogue, Prompt, PromptByInput
 
 PREFIX = "llamafactory-"
@@ -160,7 +162,19 @@ _TASK = "Below is an instruction that describes a task{} Write a response that a
 _PAIRED = _TASK.format(", paired with an input that provides further context.")
 _ALONE = _TASK.format(".")
 
+_INSTRUCT = Prompt(
+    name="axolotl-alpaca-instruct",
+    about="Axolotl's data set type alpaca: Alpaca's prompt; the answer is tokenized as a text of its own",
+    header=_ALONE,
+    header_input=_PAIRED,
+    instruction="\n\n### Instruction:\n{content}",
+    input="\n\n### Input:\n{content}",
+    response="\n\n### Response:\n",
+    lead=ALONE,
+)
+
 AXOLOTL: tuple[Dialogue | Prompt, ...] = (
+    _INSTRUCT,
     Prompt(
         name="axolotl-alpaca-chat",
         about="Axolotl's data set type alpaca:chat: Alpaca's sentence, and USER and ASSISTANT in place of its headings",
@@ -169,6 +183,7 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
         instruction="USER: {content}\n",
         input="{content}\n",
         response="ASSISTANT:",
+        lead=ALONE,
     ),
     Prompt(
         name="axolotl-alpaca-chatml",
@@ -178,6 +193,7 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
         instruction="<|im_start|>user\n{content}",
         input="\n{content}",
         response="<|im_end|>\n<|im_start|>assistant\n",
+        lead=ALONE,
         control=("<|im_start|>", "<|im_end|>"),
     ),
     PromptByInput(
@@ -189,17 +205,14 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
         input="{content}",
         response="\n<|assistant|>\n",
         heading="<|assistant|>",
+        lead=ALONE,
         control=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     ),
-    Prompt(
+    replace(
+        _INSTRUCT,
         name="axolotl-jeopardy",
         about="Axolotl's data set type jeopardy: Alpaca's prompt, and answers that begin with `what is`",
-        header=_ALONE,
-        header_input=_PAIRED,
-        instruction="\n\n### Instruction:\n{content}",
-        input="\n\n### Input:\n{content}",
-        response="\n\n### Response:\n",
-        lead="what is ",
+        lead=f"{ALONE}what is ",
     ),
     Dialogue(
         name="axolotl-alpaca",

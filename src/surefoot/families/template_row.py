@@ -147,6 +147,7 @@ class Prompt:
 
     header: text at the beginning, replaced by a system text where that is allowed.
     header_input: the same for records with an input (context).
+    lead: written before the answer, with loss; with {alone} the tokenizer starts a new text there.
     """
 
     name: str

@@ -52,7 +52,7 @@ def lay_out_prompt(row: Prompt, conversation: Conversation, eos: str) -> tuple[S
         raise RowFault(what, "choose data.template: vicuna, chatml or tokenizer")
     if system and not row.system_as_header:
         raise RowFault(f"the {row.name} template supports no system text", "choose alpaca or a chat template")
-    return tuple([segment for segment in _prompt(row, system, prompt, answers, eos) if segment.text])
+    return tuple(_marked(_prompt(row, system, prompt, answers, eos)))
 
 
 def _prompt(row: Prompt, system: Sequence[Turn], prompt: Turn, answers: Sequence[Turn], eos: str) -> list[Segment]:

@@ -85,7 +85,9 @@ def _named(row: Row, encoder: TextEncoder, stop_ids: Sequence[int]) -> Template:
             identity=f"{_VERSION} {replace(row, about='')} {eos}",
             stop_ids=stops,
             segments=lambda conversation: lay_out_prompt(row, conversation, eos),
-            jinja=lambda bos: write_prompt(row, bos + blank if bos else "", eos),
+            jinja=lambda bos: write_prompt(
+                replace(row, lead=row.lead.replace(ALONE, blank)), bos + blank if bos else "", eos
+            ),
         )
     own_bos = str(encoder.tokenizer.bos_token or "")
     filled = filled_row(row, {"{eos}": eos, "{bos}": own_bos})

@@ -32,8 +32,8 @@ OF_A_FAMILY: Mapping[str, str] = {
     "llama3_2_vision": "llama-3.2-.*vision", "cohere": "command-r", "deepseek_v2": "deepseek-v2",
 }  # fmt: skip
 ALPACA: Mapping[Any, str] = {
-    "alpaca": "alpaca",
-    "alpaca:instruct": "alpaca",
+    "alpaca": "axolotl-alpaca-instruct",
+    "alpaca:instruct": "axolotl-alpaca-instruct",
     "alpaca:chat": "axolotl-alpaca-chat",
     "alpaca:chatml": "axolotl-alpaca-chatml",
     "alpaca:phi": "axolotl-alpaca-phi",

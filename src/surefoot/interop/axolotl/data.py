@@ -23,7 +23,13 @@ from surefoot.system.locations import DATA_SUFFIXES
 from surefoot.system.messages import nearest_word
 
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
-_ENDS = "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens; surefoot always does"
+_ENDS = (
+    "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens, and no blanks that the template puts "
+    "around the answer; surefoot always does"
+)
+_PIECES = (
+    "a longer text becomes pieces; here each begins with the last token of the one before, and so learns its first"
+)
 _TEMPLATE_WORDS = ("chat_template", "chat_template_jinja")
 _SHARDS = ("shards", "shards_idx")
 _LISTED = ("ds_type", "trust_remote_code", "preprocess_shards", "input_format")
@@ -383,6 +389,8 @@ def set_data(draft: Draft) -> None:
     draft.set("stage", stage or ("pretrain" if kinds == {"texts"} else "sft"), *([name] if stage is None else []))
     draft.set("data.train", short_sources(train.sources), name, why=_STREAMED if streams else "")
     draft.note("streaming", "changed", "the data are read whole, and shuffled whole in every epoch")
+    if kinds == {"texts"} and not streams:
+        draft.note("sequence_len", "changed", _PIECES, "data.max_length")
     _set_chosen(draft, supervised=stage is None)
     if stage == "grpo":
         _set_prompts(draft, train.sources)

@@ -31,6 +31,9 @@ from surefoot.interop.shared_rules import (
 from surefoot.interop.sharing import Names, set_sharing
 
 # In Axolotl fsdp_config alone enables FSDP.
+_HEADERS = (
+    "of chat_template Axolotl learns the texts of all turns and their ends; surefoot the headers between them too"
+)
 _NAMES = Names("micro_batch_size", "gradient_accumulation_steps", "optimizer", "lr_scheduler", implied=True)
 _PLUGINS = tuple(
     f"axolotl.integrations.{name}." for name in ("liger", "cut_cross_entropy", "kernels", "swanlab", "expert_parallel")
@@ -96,7 +99,8 @@ def set_length_limit(draft: Draft) -> None:
     )
     if draft.written("stage") == "sft":
         train_on = "everything" if draft["train_on_inputs"] else "responses"
-        draft.set("data.train_on", train_on, "train_on_inputs")
+        turns = draft["train_on_inputs"] and "chat_template" in str(draft["datasets"])
+        draft.set("data.train_on", train_on, "train_on_inputs", why=_HEADERS if turns else "")
     elif draft.written("stage") == "pretrain":
         draft.drop("plain texts are trained on all tokens", "train_on_inputs")
     else:

@@ -15,7 +15,7 @@ from surefoot.interop.shared_rules import ROUNDED_UP, counted, set_batch, set_du
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
 
 USUAL_WARMUP = 0.03  # fraction of all steps if neither warmup_steps nor warmup_ratio is given
-_RISE = "surefoot rounds to the nearest step, Axolotl rounds down"
+_RISE = "surefoot rounds up to a whole step, Axolotl down"
 _FORMS = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
           "xformers_attention": "xformers", "flex_attention": "flex_attention"}  # fmt: skip
 _KERNELS = ("kernels-community/flash-attn2", "kernels-community/flash-attn3")
@@ -48,6 +48,7 @@ def set_attention(draft: Draft) -> None:
 _ROWS = "Axolotl fills the rows anew in every epoch; its rows also end at sample_packing_bin_size (200) examples"
 _MIXED = "with this attention the examples of a row see one another there, and do not here"
 _ONE_PASS = "Axolotl reads it only beside gradient_accumulation_steps: null, and takes 1 pass"
+_PASSES = "Axolotl averages the means of the passes of a step; here every learned token of a step weighs the same"
 _LONG_ROWS = ("flash_attention_2", *_EXACT, *_KERNELS)  # without padding the rows of a pass are joined into one
 
 
@@ -94,6 +95,8 @@ def _set_batch(draft: Draft) -> None:
         draft.set("batch.micro", micro, "micro_batch_size")
     else:
         set_batch(draft, "micro_batch_size", decides)
+    if passes > 1 and draft.written("stage") in ("sft", "pretrain"):
+        draft.note(decides, "changed", _PASSES, "batch.size")
 
 
 def _set_rows(draft: Draft, passes: int, decides: str) -> None:
