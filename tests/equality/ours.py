@@ -88,7 +88,7 @@ def fixed_adapter(adapter: dict[str, Any], model: Path) -> Path:
     if place.is_dir():
         return place
     shape = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "target_modules": adapter["targets"]}
-    LoraConfig(**shape, task_type="CAUSAL_LM").save_pretrained(place)
+    LoraConfig(**shape, task_type="CAUSAL_LM").save_pretrained(str(place))
     weights = load_file(model / "model.safetensors")
     found = {}
     for name, weight in weights.items():

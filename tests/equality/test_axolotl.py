@@ -31,7 +31,8 @@ OTHERWISE = (*OTHER_LABELS, OTHER_LOSS, OTHER_PIECES, OTHER_WARM_UP)
 
 
 def model_of(name: str, folder: Path) -> Path:
-    model = re.search(r"base_model: (.*)", (HERE / "axolotl" / f"{name}.yaml").read_text())[1]
+    text = (HERE / "axolotl" / f"{name}.yaml").read_text()
+    model = next(line.removeprefix("base_model: ") for line in text.splitlines() if line.startswith("base_model"))
     return folder / model if (folder / model).is_dir() else models.build(model, folder)
 
 

@@ -27,9 +27,7 @@ _ENDS = (
     "Axolotl learns the end of an answer only if it is EOS or one of eot_tokens, and no blanks that the template puts "
     "around the answer; surefoot always does"
 )
-_PIECES = (
-    "a longer text becomes pieces; here each begins with the last token of the one before, and so learns its first"
-)
+_PIECES = "of a longer text each piece begins with the last token of the one before, and so learns its first"
 _TEMPLATE_WORDS = ("chat_template", "chat_template_jinja")
 _SHARDS = ("shards", "shards_idx")
 _LISTED = ("ds_type", "trust_remote_code", "preprocess_shards", "input_format")
@@ -37,16 +35,7 @@ _WITHOUT = {**dict.fromkeys(_SHARDS, "as many of the shuffled records; the shuff
             "trust_remote_code": "surefoot runs no code of a data set", **dict.fromkeys(
     ("field_thinking", "template_thinking_key"), "thoughts in this field of an answer are learned")}  # fmt: skip
 _SOURCE = {"name": "subset", "split": "split", "revision": "revision"}
-_READ = (
-    "path",
-    "type",
-    "data_files",
-    "chat_template",
-    "chat_template_jinja",
-    "conversation",
-    "field",
-    "field_messages",
-)
+_READ = ("path", "type", "data_files", *_TEMPLATE_WORDS, "conversation", "field", "field_messages")
 _CONVERTED = ("message_field_role", "message_field_content", "message_property_mappings", "roles")
 _TRAINED = ("roles_to_train", "train_on_eos", "train_on_eot")
 _DROPPED = "drop_system_message"
