@@ -39,6 +39,7 @@ BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 OFFLOADED: dict[str, Any] = {"parallel": {"offload": "optimizer"}}
 EIGHT_BITS = {"optim": {"name": "adamw_8bit", "lr": 1e-3}}
 # One pass of each micro-batch reads where its learned tokens stand, and transformers whether a row is padded.
+SMOOTHED = {"exo_pair": {"label_smoothing": 0.1}}  # by which it divides
 PER_PASS = {("aten::nonzero", "methods/losses/sft.py:supervised_places"), ("item", "models/forward.py:hidden_states")}
 NARROWED = ("item", "models/forward.py:narrowed_logits")  # transformers' look at padding, again
 BESIDES = {
@@ -221,7 +222,7 @@ CASES = {
     "rollback": BF16 | {"guard": {"rollback": "on"}, "checkpoint": {"every": "1 steps"}},
     "reward-divergence": BF16 | {"stage": "reward", "records": "pairs", "reward": {"loss": "divergence"}},
     **{
-        f"dpo-{loss}": BF16 | {"stage": "dpo", "records": "pairs", "alignment": {"loss": loss}}
+        f"dpo-{loss}": BF16 | {"stage": "dpo", "records": "pairs", "alignment": {"loss": loss} | SMOOTHED.get(loss, {})}
         for loss in PAIR_LOSSES
         if loss != "sigmoid"
     },
