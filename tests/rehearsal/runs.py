@@ -221,6 +221,7 @@ CASES = {
     "ddp": BF16 | {"parallel": {"engine": "ddp"}},  # of one process
     "rollback": BF16 | {"guard": {"rollback": "on"}, "checkpoint": {"every": "1 steps"}},
     "reward-divergence": BF16 | {"stage": "reward", "records": "pairs", "reward": {"loss": "divergence"}},
+    **{f"sft-{loss}": BF16 | {"sft": {"loss": loss}} for loss in ("dft", "eaft", "asft")},
     **{
         f"dpo-{loss}": BF16 | {"stage": "dpo", "records": "pairs", "alignment": {"loss": loss} | SMOOTHED.get(loss, {})}
         for loss in PAIR_LOSSES
