@@ -73,6 +73,11 @@ def same_examples(ours: Ours, theirs: Mapping[str, Any]) -> bool:
     return learnt(ours.examples) == learnt(theirs["examples"])
 
 
+def changed(config: dict[str, Any], change: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The config with other keys in some of its groups."""
+    return config | {key: {**config[key], **value} for key, value in change.items()}
+
+
 def learnt(examples: Sequence[Mapping[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
     """Ids and labels; a label on the first token, which nothing predicts, does not count."""
     return [(row["ids"], row["labels"][1:]) for row in examples]

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from equality import models
-from equality.ours import LOSS, NORM, Ours, fixed_adapter, run_until_step_1, same_examples, same_rates
+from equality.ours import LOSS, NORM, Ours, changed, fixed_adapter, run_until_step_1, same_examples, same_rates
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
 
@@ -123,8 +123,6 @@ def test_a_share_of_warm_up_is_rounded_up_and_down_there(folder: Path) -> None:
     ],
 )
 def test_twin_another_choice_is_another_run(name: str, change: dict[str, Any], folder: Path) -> None:
-    config = translated(name, folder)
-    for key, value in change.items():
-        config[key] = {**config[key], **value}
+    config = changed(translated(name, folder), change)
     ours, theirs = run_until_step_1(config, step=False), REFERENCES[name]
     assert not (same_examples(ours, theirs) and same_rates(ours, theirs))

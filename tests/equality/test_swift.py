@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equality.ours import LOSS, NORM, Ours, run_until_step_1, same_examples, same_rates
+from equality.ours import LOSS, NORM, Ours, changed, learnt, run_until_step_1, same_examples, same_rates
 from equality.swift_commands import COMMANDS, MODELS, words_of
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command
@@ -71,13 +71,8 @@ def test_what_differs_is_told(name: str, folder: Path) -> None:
     theirs = REFERENCES[name]
     ours = run_until_step_1(json.loads(json.dumps(found.config)), step=False)
     assert same_rates(ours, theirs)
-    both = zip(ours.examples, theirs["examples"], strict=True)
-    other = [place for place, (one, two) in enumerate(both) if not alike(one, two)]
-    assert other == differing
-
-
-def alike(one: dict[str, list[int]], two: dict[str, list[int]]) -> bool:
-    return one["ids"] == two["ids"] and one["labels"][1:] == two["labels"][1:]
+    both = zip(learnt(ours.examples), learnt(theirs["examples"]), strict=True)
+    assert [place for place, (one, two) in enumerate(both) if one != two] == differing
 
 
 @pytest.mark.parametrize(
@@ -90,9 +85,7 @@ def alike(one: dict[str, list[int]], two: dict[str, list[int]]) -> bool:
     ],
 )
 def test_twin_another_choice_is_another_run(name: str, change: dict[str, Any], folder: Path) -> None:
-    config = translated(name, folder)
-    for key, value in change.items():
-        config[key] = {**config[key], **value}
+    config = changed(translated(name, folder), change)
     theirs = REFERENCES[name]
     ours = run_until_step_1(config, step=False)
     assert not (same_examples(ours, theirs) and same_rates(ours, theirs))

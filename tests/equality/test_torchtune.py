@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from equality import torchtune_models
-from equality.ours import LOSS, NORM, Ours, fixed_adapter, run_until_step_1, same_examples, same_rates
+from equality.ours import LOSS, NORM, Ours, changed, fixed_adapter, run_until_step_1, same_examples, same_rates
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_file
 
@@ -94,9 +94,7 @@ def test_answers_alone_carry_loss_and_there_the_header_too(folder: Path) -> None
     ],
 )
 def test_twin_another_choice_is_another_run(name: str, change: dict[str, Any], folder: Path) -> None:
-    config = translated(name, folder)
-    for key, value in change.items():
-        config[key] = {**config[key], **value}
+    config = changed(translated(name, folder), change)
     theirs = reference(name)
     ours = run_until_step_1(config, step=False)
     assert not (same_examples(ours, theirs) and same_rates(ours, theirs))

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from surefoot.families.template_row import ALONE, Dialogue, Prompt, PromptByInput
+from surefoot.families.template_row import ALONE, TASK, TASK_WITH_INPUT, Dialogue, Prompt, PromptByInput
 
 PREFIX = "llamafactory-"
-_TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
 _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -81,7 +80,7 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
         "alpaca",
         "### Instruction:\n{content}\n\n### Response:\n",
         answer="{content}{eos}\n\n",
-        default_system=_TASK,
+        default_system=f"{TASK}\n\n",
     ),
     _chatml("chatml"),
     _row(
@@ -158,15 +157,11 @@ LLAMAFACTORY: tuple[Dialogue, ...] = (
 )
 
 
-_TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
-_PAIRED = _TASK.format(", paired with an input that provides further context.")
-_ALONE = _TASK.format(".")
-
 _INSTRUCT = Prompt(
     name="axolotl-alpaca-instruct",
     about="Axolotl's data set type alpaca: Alpaca's prompt; the answer is tokenized as a text of its own",
-    header=_ALONE,
-    header_input=_PAIRED,
+    header=TASK,
+    header_input=TASK_WITH_INPUT,
     instruction="\n\n### Instruction:\n{content}",
     input="\n\n### Input:\n{content}",
     response="\n\n### Response:\n",
@@ -178,8 +173,8 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
     Prompt(
         name="axolotl-alpaca-chat",
         about="Axolotl's data set type alpaca:chat: Alpaca's sentence, and USER and ASSISTANT in place of its headings",
-        header=f"SYSTEM: {_ALONE}\n",
-        header_input=f"SYSTEM: {_PAIRED}\n",
+        header=f"SYSTEM: {TASK}\n",
+        header_input=f"SYSTEM: {TASK_WITH_INPUT}\n",
         instruction="USER: {content}\n",
         input="{content}\n",
         response="ASSISTANT:",
@@ -188,8 +183,8 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
     Prompt(
         name="axolotl-alpaca-chatml",
         about="Axolotl's data set type alpaca:chatml: Alpaca's sentence, and ChatML's turns in place of its headings",
-        header=f"<|im_start|>system\n{_ALONE}<|im_end|>\n",
-        header_input=f"<|im_start|>system\n{_PAIRED}<|im_end|>\n",
+        header=f"<|im_start|>system\n{TASK}<|im_end|>\n",
+        header_input=f"<|im_start|>system\n{TASK_WITH_INPUT}<|im_end|>\n",
         instruction="<|im_start|>user\n{content}",
         input="\n{content}",
         response="<|im_end|>\n<|im_start|>assistant\n",
@@ -199,8 +194,8 @@ AXOLOTL: tuple[Dialogue | Prompt, ...] = (
     PromptByInput(
         name="axolotl-alpaca-phi",
         about="Axolotl's data set type alpaca:phi: Alpaca's sentence, and Phi-3's turns; an input follows the user's",
-        header=f"<|system|>\n{_ALONE}<|end|>\n",
-        header_input=f"<|system|>\n{_PAIRED}<|end|>\n",
+        header=f"<|system|>\n{TASK}<|end|>\n",
+        header_input=f"<|system|>\n{TASK_WITH_INPUT}<|end|>\n",
         instruction="<|user|>\n{content}<|end|>",
         input="{content}",
         response="\n<|assistant|>\n",

@@ -96,6 +96,11 @@ MISTRAL = ToolLayout(
 )
 
 
+# Stanford Alpaca's sentence, without and with an input. Publishers and tools put it into prompts of their own.
+_TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
+TASK = _TASK.format(".")
+TASK_WITH_INPUT = _TASK.format(", paired with an input that provides further context.")
+
 ALONE = "{alone}"
 
 

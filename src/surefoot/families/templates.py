@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from surefoot.families.other_templates import AXOLOTL, LLAMAFACTORY
-from surefoot.families.template_row import LLAMA31, MISTRAL, Dialogue, Prompt, Row, in_turn
+from surefoot.families.template_row import LLAMA31, MISTRAL, TASK, TASK_WITH_INPUT, Dialogue, Prompt, Row, in_turn
 from surefoot.system.errors import Fault
 from surefoot.system.locations import TEMPLATE_SUFFIX
 from surefoot.system.messages import nearest_word
@@ -21,8 +21,6 @@ IN_CONFIG = f"data.template{TEMPLATE_SUFFIX}"  # name of a template whose Jinja 
 BY_RECORD = "by-record"  # of data.template and data.train_on: decided by the first record of the data
 
 
-_TASK = "Below is an instruction that describes a task{} Write a response that appropriately completes the request."
-_PAIRED = ", paired with an input that provides further context."
 _INDENT = " " * 16  # the published code has indented multi-line strings, so its prompts are indented
 
 
@@ -31,8 +29,8 @@ def _commonsense(name: str, about: str, header_blanks: str, blank_line: str) -> 
     return Prompt(
         name=name,
         about=about,
-        header=_TASK.format(".") + " " + header_blanks,
-        header_input=_TASK.format(_PAIRED) + header_blanks,
+        header=TASK + " " + header_blanks,
+        header_input=TASK_WITH_INPUT + header_blanks,
         instruction=f"\n\n{_INDENT}### Instruction:\n{_INDENT}{{content}}\n{blank_line}",
         input=f"\n{_INDENT}### Input:\n{_INDENT}{{content}}\n{blank_line}",
         response=f"\n{_INDENT}### Response:\n{_INDENT}",
@@ -140,8 +138,8 @@ ROWS: tuple[Row, ...] = (
     Prompt(
         name="alpaca",
         about="the headings of Stanford Alpaca: one prompt, one answer, no special tokens",
-        header=_TASK.format("."),
-        header_input=_TASK.format(_PAIRED),
+        header=TASK,
+        header_input=TASK_WITH_INPUT,
         instruction="\n\n### Instruction:\n{content}",
         input="\n\n### Input:\n{content}",
         response="\n\n### Response:\n",

@@ -35,15 +35,8 @@ from .weights import head_of, scores, source_of, write_adapter, write_base, writ
 _SCORING = "RewardTrainer"
 _READ = {"ORPOTrainer": sides_of, "CPOTrainer": sides_of, "KTOTrainer": judged_of}
 ANSWERING = ("GRPOTrainer", "RLOOTrainer")  # have prompts, and rewards for the answers
-TAKEN = (
-    "Trainer",
-    "Seq2SeqTrainer",
-    "SFTTrainer",
-    _SCORING,
-    "DPOTrainer",
-    *_READ,
-    *ANSWERING,
-)  # the first three: rows with labels
+_LABELLED = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")  # have rows with labels
+TAKEN = (*_LABELLED, _SCORING, "DPOTrainer", *_READ, *ANSWERING)
 
 RECORD, MARK = "handover.json", ".surefoot"
 _SHOWN = 8  # prompts whose tokens are compared
