@@ -17,7 +17,7 @@ from surefoot.interop.registry import translate_command
 from surefoot.interop.translation import Translation
 
 REFERENCES = json.loads((Path(__file__).parent / "swift.json").read_text())
-WITHOUT_STEP = ("dpo", "kto", "reward", "sharegpt")
+WITHOUT_STEP = ("dpo", "dpo-messages", "kto", "reward", "sharegpt")
 # Commands of which the translation tells a difference, where it tells it, and the examples that differ.
 TOLD = {
     "all-tokens": ("empty thoughts", [0, 1, 2]),

@@ -81,8 +81,6 @@ def test_its_files_and_commands_are_known():
             "swift/self-cognition --model_name Ada --model_author Lab --system Hello",
             {
                 "path": "modelscope/self-cognition",
-                "format": "alpaca",
-                "columns": {"instruction": "query", "output": "response"},
                 "system": "Hello",
                 "fill": {"NAME": "Ada", "AUTHOR": "Lab"},
             },

@@ -145,7 +145,15 @@ def test_content_may_be_parts_of_text_and_developer_is_system():
 
 
 @pytest.mark.parametrize(
-    "mark", [{"train": False}, {"weight": 0}, {"weight": 0.0, "train": None}, {"loss_weight": 0.0}]
+    "mark",
+    [
+        {"train": False},
+        {"weight": 0},
+        {"weight": 0.0, "train": None},
+        {"loss_weight": 0.0},
+        {"loss": False},
+        {"loss_scale": 0},
+    ],
 )
 def test_an_answer_that_is_marked_is_not_learned(mark):
     first = marked(mark)["messages"]

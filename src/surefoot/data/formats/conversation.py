@@ -262,16 +262,19 @@ def check_order(turns: Sequence[Turn], *, answered: bool = True) -> None:
     check_results(turns)
 
 
-WEIGHTS = ("weight", "loss_weight")  # of a turn: OpenAI's field, and that of LLaMA-Factory's v1 trainer
+WEIGHTS = ("weight", "loss_weight", "loss_scale")  # of a turn: OpenAI's field, LLaMA-Factory's v1 trainer's, ms-swift's
+TRAINED = ("train", "loss")  # the same as true or false: surefoot's field, ms-swift's
 
 
 def is_learned(item: Mapping[str, Any], role: str) -> bool:
-    """Read `train: true/false`, or `weight` or `loss_weight: 0/1`; True if none is given."""
+    """Read TRAINED (true or false) and WEIGHTS (0 or 1); True if none is given."""
     marks = {}
-    if (train := item.get("train")) is not None:
+    for name in TRAINED:
+        if (train := item.get(name)) is None:
+            continue
         if not isinstance(train, bool):
-            raise RowFault(f"has {kind_of(train)} in 'train', where true or false is required")
-        marks["train"] = train
+            raise RowFault(f"has {kind_of(train)} in {name!r}, where true or false is required")
+        marks[name] = train
     for name in WEIGHTS:
         if (weight := item.get(name)) is None:
             continue

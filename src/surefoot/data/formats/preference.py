@@ -5,8 +5,8 @@
     token-pairs, token-judged    the same as token ids: records of the `tokens` format in place of the answers
     prompts     prompts for a policy: any record that has a prompt, without its last answer
 
-The prompt is in `prompt`, `conversations`, `messages` or `instruction`. If both dialogues are given in full instead,
-the prompt is their common beginning: turn by turn for lists, up to the last `Assistant:` for texts.
+The prompt is in `prompt`, `conversations`, `messages`, `instruction` or `query`. If both dialogues are given in full
+instead, the prompt is their common beginning: turn by turn for lists, up to the last `Assistant:` for texts.
 
 Dialogues written as one text, as in hh-rlhf and DeepSpeed-Chat's data sets, become turns:
 
@@ -38,10 +38,24 @@ from surefoot.data.formats.conversation import (
     read_turns,
     text,
 )
-from surefoot.data.formats.supervised import TOKENS, read_instruction, read_message, read_sharegpt_turn, read_tokens
+from surefoot.data.formats.supervised import (
+    TOKENS,
+    read_instruction,
+    read_message,
+    read_query,
+    read_sharegpt_turn,
+    read_tokens,
+)
 from surefoot.data.sources.record_values import kind_of
 
-OPENINGS = ("prompt", "conversations", "messages", "instruction")  # fields of the prompt; the first present one is read
+OPENINGS = (
+    "prompt",
+    "conversations",
+    "messages",
+    "instruction",
+    "query",
+)  # fields of the prompt; the first present one is read
+_OF_ONE_QUESTION = {"instruction": read_instruction, "query": read_query}  # with `history`
 AS_TURNS = ", read as turns"  # in the form of a dialogue that is one text
 BESIDES = ("input", "history", "system", "tools")
 
@@ -62,8 +76,8 @@ def read_opening(record: Mapping[str, Any]) -> list[Turn]:
     name = opening_field(record)
     if name is None:
         raise RowFault(f"has no prompt (it has {listed(record)})", f"the prompt is in {listed(OPENINGS)}")
-    if name == "instruction":
-        return list(read_instruction(record))
+    if name in _OF_ONE_QUESTION:
+        return list(_OF_ONE_QUESTION[name](record))
     value = record[name]
     turns = read_opening_text(filled(record, name), name) if isinstance(value, str) else _listed(record, name)
     system = optional(record, "system")
@@ -93,8 +107,8 @@ def answer_turn(record: Mapping[str, Any], words: str) -> Turn:
 def opening_form(record: Mapping[str, Any]) -> str:
     """Describe how the prompt is written, for the audit."""
     name = opening_field(record)
-    if name is None or name == "instruction" or not isinstance(record[name], str):
-        return {None: "no prompt", "instruction": "an instruction"}.get(name, f"turns in {name!r}")
+    if name is None or name in _OF_ONE_QUESTION or not isinstance(record[name], str):
+        return {None: "no prompt", "instruction": "an instruction", "query": "a query"}.get(name, f"turns in {name!r}")
     return f"a Human/Assistant dialogue in 'prompt'{AS_TURNS}" if is_open_dialogue(record[name]) else "a text"
 
 
@@ -210,7 +224,7 @@ def _ranked_answer(record: Mapping[str, Any], name: str) -> list[Turn]:
     return read_turns(record, name, read_turn)
 
 
-ANSWERS = ("completion", "output")  # fields of the answer; without them the last turn of the prompt's list is it
+ANSWERS = ("completion", "output", "response")  # of the answer; without them it is the last turn of the prompt's list
 
 
 def read_judged(record: Mapping[str, Any]) -> Conversation:

@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.data.formats.conversation import (
     JUDGED,
     MARK,
+    TRAINED,
     WEIGHTS,
     Conversation,
     RowFault,
@@ -44,6 +45,14 @@ from surefoot.data.formats.preference import (
     read_prompt,
     read_token_pair,
 )
+from surefoot.data.formats.query import (
+    QUERY,
+    REJECTED,
+    is_lone_answer,
+    is_swift_pair,
+    read_query_response,
+    read_swift_pair,
+)
 from surefoot.data.formats.supervised import (
     THOUGHTS,
     TOKEN_FIELDS,
@@ -63,7 +72,7 @@ from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import nearest_words
 
 _DIALOGUES = ("messages", "conversations")  # fields that may hold a list of turns
-_MARKS = ("train", *WEIGHTS)
+_MARKS = (*TRAINED, *WEIGHTS)
 Record = Mapping[str, Any]
 Reader = Callable[[Record], Conversation | tuple[Conversation, ...]]
 
@@ -104,8 +113,9 @@ class Layout:
 
 
 def read_text(record: Record) -> Conversation:
-    """{"text"}: one text, learned in full."""
-    return Conversation((Turn("text", filled(record, "text")),))
+    """{"text"}, or a lone answer in {"messages"} (ms-swift): one text, learned in full."""
+    text = filled(record["messages"][0], "content") if is_lone_answer(record) else filled(record, "text")
+    return Conversation((Turn("text", text),))
 
 
 def _dialogue(record: Record) -> str:
@@ -134,11 +144,15 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "cauldron": Layout(read_cauldron, ("images", "texts")),
         "commonsense": Layout(read_commonsense, ("instruction", "output", "answer"), _ALPACA),
         "alpaca": Layout(read_alpaca, ("instruction", "output"), _ALPACA),
+        "query-response": Layout(read_query_response, QUERY, ("system", "history", "images")),
         "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools", "images")),
-        "text": Layout(read_text, ("text",)),
+        "text": Layout(read_text, ("text",), ("messages",)),
         "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES, "images"), form=form_of),
         "judged": Layout(read_judged, (), (*JUDGED, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
         "token-pairs": Layout(read_token_pair, PAIR),
+        "swift-pairs": Layout(
+            read_swift_pair, (), (*REJECTED, "messages", *QUERY, *BESIDES, "images", "rejected_images")
+        ),
         "token-judged": Layout(read_judged_tokens, (TOKENS,), (*JUDGED, *TOKEN_FIELDS)),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },
@@ -208,7 +222,7 @@ _QUESTIONS = ("prompt", "question", "instruction", "query", "input")
 
 def kind_of_record(record: Mapping[str, Any]) -> Kind:
     """Return the kind of data that the record's fields suggest: pairs, judged or answers (never prompts)."""
-    if all(column in record for column in PAIR):
+    if all(column in record for column in PAIR) or is_swift_pair(record):
         return "pairs"
     return "judged" if isinstance(record.get(judgement_field(record) or ""), bool) else "answers"
 
@@ -313,6 +327,8 @@ def _layout_of(kind: Kind, requested: str, first: Row, name: str, texts: bool) -
         what = f"row 1 is a preference record (it has {listed(PAIR)}), so it is open which answer to learn"
         advice = f"choose stage {methods_for('pairs')}, or data.format: preference; {_advice(first.value)}"
         raise InputError(Fault(f"{name}:{first.line}", what, advice, code="SF-DATA-FORMAT"))
+    if texts and is_lone_answer(first.value):
+        return "text", "the first record has a lone answer in 'messages'"
     if texts and "text" in first.value:
         return recognize(first, name, among=("text",))
     return recognize(first, name)
@@ -324,6 +340,8 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
     layout = {"pairs": "preference", "judged": "judged", "prompts": "prompts"}[kind]
     if kind == "pairs" and is_token_pair(row.value):
         layout = "token-pairs"
+    elif kind == "pairs" and is_swift_pair(row.value):
+        layout = "swift-pairs"
     elif kind == "judged" and TOKENS in row.value:
         layout = "token-judged"
     if requested not in ("auto", layout) and (kind != "prompts" or requested == "text"):
@@ -332,7 +350,7 @@ def _layout_for(kind: Kind, requested: str, row: Row, name: str) -> tuple[str, s
             Fault("data.format", what, f"use auto or {layout}, or choose another stage", code="SF-DATA-FORMAT")
         )
     first = row.value
-    pair, judged = all(column in first for column in PAIR), any(mark in first for mark in JUDGED)
+    pair, judged = kind_of_record(first) == "pairs", any(mark in first for mark in JUDGED)
     fits = {"pairs": pair, "judged": judged and not pair, "prompts": pair or opening_field(first) is not None}[kind]
     if not fits:
         raise InputError(
@@ -349,7 +367,7 @@ _KIND_FIX: Mapping[Kind, str] = {
 
 
 def _present(kind: Kind, record: Mapping[str, Any]) -> list[str]:
-    marks = {"pairs": PAIR, "judged": JUDGED, "prompts": ()}[kind]
+    marks = {"pairs": (*PAIR, *REJECTED), "judged": JUDGED, "prompts": ()}[kind]
     return [name for name in (*OPENINGS, *marks) if name in record]
 
 
@@ -360,8 +378,8 @@ def _other_kind(kind: Kind, record: Mapping[str, Any]) -> str:
         "judged": f"this stage needs to know for every answer whether it is good ({listed(JUDGED)})",
         "prompts": f"this stage answers prompts ({listed(OPENINGS)})",
     }[kind]
-    if all(column in record for column in PAIR):
-        return f"is a pair for stage {methods_for('pairs')} (it has {listed(PAIR)}), but {wanted}"
+    if kind_of_record(record) == "pairs":
+        return f"is a pair for stage {methods_for('pairs')} (it has {listed(_present('pairs', record))}), but {wanted}"
     if judgement_field(record) is not None:
         return (
             f"is a judged answer for stage {methods_for('judged')} (it has {judgement_field(record)!r}), but {wanted}"

@@ -224,12 +224,21 @@ def read_alpaca(record: Mapping[str, Any]) -> Conversation:
 
 def read_instruction(record: Mapping[str, Any]) -> tuple[Turn, ...]:
     """Read the turns of an alpaca record before its answer."""
-    system, context = optional(record, "system"), optional(record, "input")
-    prompt = text(record, "instruction")
+    prompt, context = text(record, "instruction"), optional(record, "input")
     if not prompt.strip() and not context:
         raise RowFault("'instruction' and 'input' are both empty: there is no prompt")
-    opening = (Turn("system", system),) if system else ()
-    return (*opening, *_history(record), Turn("user", prompt, context))
+    return (*_before(record), Turn("user", prompt, context))
+
+
+def read_query(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """Read the turns of a query-response record (ms-swift) before its answer."""
+    return (*_before(record), Turn("user", filled(record, "query")))
+
+
+def _before(record: Mapping[str, Any]) -> tuple[Turn, ...]:
+    """Return the turns of `system` and `history`."""
+    system = optional(record, "system")
+    return (*((Turn("system", system),) if system else ()), *_history(record))
 
 
 def read_commonsense(record: Mapping[str, Any]) -> Conversation:

@@ -21,7 +21,7 @@ _ALPACA = {"format": "alpaca"}
 SELF = "self-cognition"
 # Name in its table -> the hub's id, and keys of the source.
 _ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
-    SELF: ("modelscope/self-cognition", {**_ALPACA, "columns": {"instruction": "query", "output": "response"}}),
+    SELF: ("modelscope/self-cognition", {}),
     "alpaca-gpt4-data-zh": ("llm-wizard/alpaca-gpt4-data-zh", _ALPACA),
     "alpaca-gpt4-data-en": ("vicgalle/alpaca-gpt4", _ALPACA),
     "LongAlpaca-12k": ("Yukang/LongAlpaca-12k", _ALPACA),
@@ -82,8 +82,6 @@ _ONLY_THERE = ("AI-ModelScope", "iic", "modelscope", "swift")
 _FEWEST = 64  # tokens of an example of a stream, on average
 _THERE = "the id is ModelScope's, and surefoot reads that of the Hugging Face hub"
 _SAMPLED = "ms-swift draws as many records at random; here the first ones are used"
-_COLUMNS = {"query": "instruction", "response": "output"}
-_PAIRS = {"query": "instruction", "response": "chosen", "rejected_response": "rejected"}
 
 
 def set_model(draft: Draft) -> None:
@@ -198,8 +196,7 @@ def _also(draft: Draft, source: dict[str, Any], *, own: bool) -> dict[str, Any]:
     """Return the columns, system message and texts of placeholders. own: whether it is self-cognition."""
     found: dict[str, Any] = {}
     if renamed := draft["columns"]:
-        names = _PAIRS if draft.written("stage") in ("dpo", "reward") else _COLUMNS
-        columns = {names.get(theirs, theirs): column for column, theirs in renamed.items()}
+        columns = {theirs: column for column, theirs in renamed.items()}
         found["columns"] = {**source.get("columns", {}), **columns}
     if system := draft["system"]:
         text = draft.options.read(system) if system.endswith(".txt") else system.replace("\\n", "\n")
