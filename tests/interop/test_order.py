@@ -5,6 +5,7 @@ import pytest
 from interop.axolotl_configs import CHAT, axolotl, refused
 from interop.small_configs import outcome, translated
 from interop.test_swift import command as swift
+from surefoot.interop.launch import Options
 from surefoot.system.errors import InputError
 
 
@@ -38,6 +39,15 @@ def test_system_messages_that_axolotl_drops():
     entry = {"path": "d.jsonl", "type": "chat_template", "drop_system_message": True}
     assert axolotl(datasets=[entry]).config["data"]["train"]["drop_system"] is True
     assert "drop_system" not in str(axolotl(datasets=[entry | {"drop_system_message": False}]).config)
+
+
+def test_system_messages_that_axolotls_alpaca_does_not_read():
+    def source(**record: str) -> object:
+        options = Options(first=lambda path: {"instruction": "q", "output": "a", **record})
+        return translated("axolotl", options, datasets=[{"path": "d.jsonl", "type": "alpaca"}]).config["data"]["train"]
+
+    assert source(system="Be brief.")["drop_system"] is True
+    assert "drop_system" not in source()
 
 
 def test_random_weights():

@@ -156,6 +156,8 @@ class Sources:
             source["format"] = "alpaca"
             if kind in ITS_FIELDS:
                 source["columns"] = ITS_FIELDS[kind]
+            if (self.draft.options.first(source["path"]) or {}).get("system"):
+                source["drop_system"] = True  # these types do not read it
             self._conversations(ALPACA[kind])
         elif kind in ("chat_template", "chat_template.default"):
             self.uses_turns = True
