@@ -23,6 +23,7 @@ from surefoot.data.sources.resolve import SourceSpec
 from surefoot.data.tokenize import picture_processor, tokenize_file
 from surefoot.data.tokenize.picture_processor import read_processor
 from surefoot.data.tokenize.segments import TextEncoder
+from surefoot.methods.preference import all_judged
 from surefoot.models.load import load_tokenizer
 from surefoot.system.errors import Fault, InputError
 
@@ -345,6 +346,33 @@ def test_ranks_see_at_the_same_time(prepare):
     assert rounds(Layout(0, most=1, ranks=2, alike=True)) == [{True}, {True}, {False}]
     assert rounds(Layout(0, most=4, ranks=2, alike=True)) == [{True}, {False}]  # of one micro-batch each, and a blank
     assert {True, False} in rounds(Layout(0, most=1, ranks=2))  # twin
+
+
+def test_ranks_see_judged_answers_at_the_same_time(prepare):
+    """Also at the borders of the groups in which an evaluation pairs prompts with other answers."""
+    shown = [{"role": "user", "content": parts("this? ", RED)}]
+    blind = [{"role": "user", "content": "and that?"}]
+    asked = (shown, shown, blind, shown, shown, blind)
+    rows = [{"prompt": one, "completion": word, "label": True} for one, word in zip(asked, "abcdef", strict=True)]
+    data = prepare(rows, kind="judged").train
+
+    def rounds(layout):
+        found = list(all_judged(data, layout, size=3))
+        assert sum(len(one.examples) for one in found) == 6
+        assert all((one.others.pictures is None) == (one.rows.pictures is None) for one in found)
+        seen = [one.rows.pictures is not None for one in found]
+        return [set(seen[place : place + 2]) for place in range(0, len(seen), 2)]
+
+    assert all(len(one) == 1 for one in rounds(Layout(0, most=1, ranks=2, alike=True)))
+    assert any(len(one) == 2 for one in rounds(Layout(0, most=1, ranks=2)))  # twin
+
+
+def test_a_judged_answer_that_is_too_long_goes_with_its_pictures(prepare):
+    """Half a picture means nothing. The record's list of pictures is read."""
+    row = {"prompt": LAYOUTS["marks"]["messages"], "images": LAYOUTS["marks"]["images"], "label": True}
+    found = prepare([row | {"completion": words} for words in ("red", "blue " * 100)], kind="judged", max_length=60)
+    assert [one[1] for one in found.audit.source.dropped] == [2]
+    assert (found.audit.pictures, found.audit.source.unused) == (2, ())
 
 
 def test_bytes_that_are_no_picture_are_refused_with_their_row(prepare, tmp_path):

@@ -99,6 +99,12 @@ METHODS["sft-seen"] = {
     "vision": {"tower": "trained", "projector": "trained"},
     "optim": {"lr": 1.0e-3, "eps": 1.0e-4},  # one gradient is about as large as eps, whose step follows rounding most
 }
+for stage in ("reward", "kto"):  # a step has prompts with and without pictures
+    METHODS[f"{stage}-seen"] = {
+        **METHODS["sft-seen"],
+        "stage": stage,
+        "data": {"train": f"WORLD/seen-{stage}.jsonl", "eval": 2, "max_length": 512},
+    }
 # Critic and reward model over a base of their own, which they share where the critic is an adapter.
 METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
 SCORE = """
@@ -156,6 +162,14 @@ def world(tmp_path_factory) -> Path:
     said = [{"role": "user", "content": "Say one."}, {"role": "assistant", "content": "one"}]
     for texts in (2, 4):
         tables[f"seen-{texts}"] = [*seen[:2], *[{"messages": said}] * texts, *seen[2:]]
+    mixed = [
+        (one["messages"][:1], one["messages"][1]["content"], words[place % 4])
+        for place, one in enumerate(tables["seen-2"])
+    ]
+    tables["seen-reward"] = [{"prompt": asked, "chosen": said, "rejected": other} for asked, said, other in mixed]
+    tables["seen-kto"] = [
+        {"prompt": asked, "completion": said, "label": place % 2 == 0} for place, (asked, said, _) in enumerate(mixed)
+    ]
     for name, records in tables.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "score.py").write_text(SCORE)

@@ -3,10 +3,11 @@
 `python -m equality.picture_models FOLDER` writes NAME/policy and NAME/reference for each of MODELS, and PICTURES.
 """
 
-import random
 import sys
 from pathlib import Path
 from typing import Any
+
+from helpers.seeing import noise, seeing
 
 MODELS = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 # Answers end with their stop token, so that both tools learn the same tokens.
@@ -40,21 +41,14 @@ def prompts() -> list[tuple[list[dict[str, Any]], list[str], str, str]]:
 
 
 def write_pictures(folder: Path) -> None:
-    """Noise: every pixel counts, and no two pictures look alike."""
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (width, height) in PICTURES.items():
-        drawn = random.Random(name).randbytes(3 * width * height)
-        Image.frombytes("RGB", (width, height), drawn).save(folder / name)
+    for name, size in PICTURES.items():
+        noise(folder / name, size)
 
 
 def write_models(folder: Path, name: str) -> None:
     """`policy`, and `reference`: the same weights with noise in the language model and the tower."""
     import torch
     from transformers import AutoModelForImageTextToText
-
-    from helpers.seeing import seeing
 
     policy = seeing(name, folder / "policy")
     (policy / "chat_template.jinja").write_text(TEMPLATE)

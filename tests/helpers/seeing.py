@@ -5,6 +5,7 @@ picture(tmp_path / "red.png", "red", (56, 28))
 """
 
 import json
+import random
 from pathlib import Path
 
 import torch
@@ -60,4 +61,11 @@ def picture(path: Path, colour: str, size: tuple[int, int] = (56, 56)) -> Path:
     """Write a picture of one colour. size: width and height."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).save(path)
+    return path
+
+
+def noise(path: Path, size: tuple[int, int]) -> Path:
+    """Write a picture of which every pixel counts, and which looks like no other. size: width and height."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.frombytes("RGB", size, random.Random(path.name).randbytes(3 * size[0] * size[1])).save(path)
     return path

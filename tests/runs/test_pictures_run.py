@@ -274,17 +274,10 @@ def test_a_reference_below_the_adapter_is_the_base_on_the_same_pictures(tmp_path
     assert not torch.allclose(adapter_off(policy)(blind), wanted, rtol=FP32_RELATIVE)
 
 
-@pytest.mark.parametrize("stage", ["reward", "kto", "ppo"])
-def test_other_stages_refuse_pictures_with_the_row(tmp_path, stage):
+def test_other_stages_refuse_pictures_with_the_row(tmp_path):
     seeing("qwen2_5_vl", tmp_path / "base")
     pairs(tmp_path)
-    raw = config(tmp_path, "run", stage=stage)
-    if stage == "kto":
-        rows = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text().splitlines()]
-        judged = [{"prompt": one["prompt"], "completion": one["chosen"], "label": True} for one in rows]
-        (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
-    if stage == "ppo":
-        raw |= {"ppo": {"reward": f"{__file__}:records"}}
+    raw = config(tmp_path, "run", stage="ppo", ppo={"reward": f"{__file__}:records"})
     with raises_fault("SF-DATA-PICTURE", f"{tmp_path / 'd.jsonl'}:1", 1):
         surefoot.train(raw, stream=io.StringIO())
 

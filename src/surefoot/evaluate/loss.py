@@ -80,6 +80,7 @@ def read_evaluation_data(
         stage=stage,
         train_on=run.data.train_on if run else "responses",
         encoding=run.data.encoding if run else "parts",
+        max_pixels=run.data.max_pixels if run else None,
     )
     tokens = tokens_for(opened, request)
     with words_of_the_command():

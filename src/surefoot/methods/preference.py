@@ -16,7 +16,7 @@ import torch
 from surefoot.config.methods import AlignmentConfig
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import JudgedBatch, Weighted
-from surefoot.data.batching.loader import Layout, all_pairs, for_rank, judged_batches, pair_batches
+from surefoot.data.batching.loader import Layout, all_pairs, filled, for_rank, judged_batches, pair_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.method_facts.losses import joined
@@ -126,9 +126,8 @@ def all_judged(dataset: TokenizedDataset, layout: Layout, *, size: int) -> Itera
     step; means over good and bad answers are over all of them."""
     count, good = len(dataset), int(dataset.good.sum())
     shares = [count / part if part else 0.0 for part in (good, count - good)]
-    for indices in _groups(count, size):
-        for batch in judged_batches(dataset, indices, layout, others=True):
-            yield replace(batch, good_share=shares[0], bad_share=shares[1])
+    batches = (one for group in _groups(count, size) for one in judged_batches(dataset, group, layout, others=True))
+    yield from filled((replace(one, good_share=shares[0], bad_share=shares[1]) for one in batches), layout)
 
 
 def _require_both(evaluation: TokenizedDataset) -> None:

@@ -254,9 +254,9 @@ def _computed(
         # Zeros where another rank has the value, so that one sum over the ranks gathers them all.
         shared = np.zeros(places[-1])
         if engine.rank < len(round_of):
-            shared[places[engine.rank] : places[engine.rank + 1]] = found.cpu().numpy()
+            shared[places[engine.rank] : places[engine.rank + 1]] = found.cpu().numpy()[: len(own.lengths)]
         values += engine.totals(shared.tolist())
-        keys += [key for batch in round_of for key in row_digests(batch)]
+        keys += [key for batch in round_of if batch.lengths for key in row_digests(batch)]
         if time.monotonic() - notified >= _EVERY:
             notified = time.monotonic()
             notify(f"reference: {len(values):,} of {total:,} answers")
@@ -298,13 +298,12 @@ def _checked(
 ) -> dict[bytes, float] | None:
     """Return None if the cached values differ from the base's."""
     few = data.train.subset(np.linspace(0, len(data.train) - 1, min(_CHECKED, len(data.train))).astype(int))
-    (rows,) = all_example_batches(few, Layout(plan.tokenizer.pad_id))
-    expected = _run(loaded, base(), rows).tolist()
-    tolerance = _TOLERANCE[plan.precision.compute.value]
-    for key, value in zip(row_digests(rows), expected, strict=True):
-        if key not in known or abs(known[key] - value) > tolerance * max(1.0, abs(value)):
-            notify("reference: what the cache holds is not what the base gives; computing it again")
-            return None
+    reference, tolerance = base(), _TOLERANCE[plan.precision.compute.value]
+    for rows in all_example_batches(few, Layout(plan.tokenizer.pad_id)):
+        for key, value in zip(row_digests(rows), _run(loaded, reference, rows).tolist(), strict=True):
+            if key not in known or abs(known[key] - value) > tolerance * max(1.0, abs(value)):
+                notify("reference: what the cache holds is not what the base gives; computing it again")
+                return None
     return known
 
 

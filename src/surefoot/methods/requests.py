@@ -82,7 +82,14 @@ def require_template(name: str) -> None:
 
 
 def config_for(
-    request: DataRequest, model: str, *, template: str, stage: str, train_on: str, encoding: str = "parts"
+    request: DataRequest,
+    model: str,
+    *,
+    template: str,
+    stage: str,
+    train_on: str,
+    encoding: str = "parts",
+    max_pixels: int | None = None,
 ) -> RunConfig:
     """Return the config with which a run would read this data. Raises InputError in terms of the command line."""
     data = {
@@ -90,8 +97,9 @@ def config_for(
         "template": template,
         "max_samples": request.max_samples,
         "train_on": train_on,
+        "encoding": encoding,
+        "max_pixels": max_pixels,
     }
-    data |= {"encoding": encoding}
     with words_of_the_command():
         return check_config({"stage": stage, "model": model, "data": data, "output": "none"})
 

@@ -166,7 +166,7 @@ def _measured(
 
 
 def plan_shared_prompts(
-    config: RunConfig, model: ModelFacts, *, device: str, checkpointing: bool, sharder: str
+    config: RunConfig, model: ModelFacts, *, device: str, checkpointing: bool, sharder: str, pictures: bool
 ) -> Choice[bool]:
     """Choose whether the common prefix of a pair is computed once.
 
@@ -174,7 +174,10 @@ def plan_shared_prompts(
     device: cpu | cuda | mps.
     checkpointing: whether gradient checkpointing is on.
     sharder: the planned engine if it shards weights, else empty.
+    pictures: whether some examples have images.
     """
+    if pictures:
+        return Choice(False, "rows with pictures are computed whole", "default")
     reasons = _obstacles(config, model, device, checkpointing, sharder)
     if (found := next(reasons, None)) is not None:
         return Choice(False, *found)

@@ -122,7 +122,8 @@ def resolve(
         shares=may_share(config, model, hardware.kind),
     )
     packs = documents.value != PLAIN
-    both_ways = bool(lengths and lengths.pictures and model.both_ways)
+    pictures = bool(lengths and lengths.pictures)
+    both_ways = pictures and model.both_ways
     if both_ways and config.attention.implementation == "flash_attention_2":
         what = "flash_attention_2 takes no mask, and this model's image tokens attend to each other in both directions"
         notes.refuse("attention.implementation", what, "leave it out")
@@ -139,7 +140,7 @@ def resolve(
         without_sdpa=model.without_sdpa,
         attends=model.attends,
         odd_heads=model.odd_heads,
-        pictures=bool(lengths and lengths.pictures),
+        pictures=pictures,
         uniform=bool(lengths and lengths.uniform and not config.draws),  # answers that it draws have many lengths
     )
     attention = replace(
@@ -216,7 +217,7 @@ def resolve(
         documents=config.method.packs,
         experts_frozen=None if ppo else _experts_frozen(config, model, work, tokens.added_rows),
     )
-    reward = _reward(config, model, tokenizer, tokens, memory, parallel, hardware, notes)
+    reward = _reward(config, model, tokenizer, tokens, memory, parallel, hardware, pictures, notes)
     _check_free(memory, hardware, ranks.local, notes)
     compile_choice = _compile(config, notes)
     if notes.faults:
@@ -286,13 +287,16 @@ def _reward(
     memory: MemoryPlan,
     parallel: ParallelPlan,
     hardware: Hardware,
+    pictures: bool,
     notes: Notes,
 ) -> RewardPlan | None:
     """Return None if the stage trains no reward model."""
     if not config.method.scores:
         return None
     recomputed, engine = memory.gradient_checkpointing.value, sharder(parallel)
-    shared = plan_shared_prompts(config, model, device=hardware.kind, checkpointing=recomputed, sharder=engine)
+    shared = plan_shared_prompts(
+        config, model, device=hardware.kind, checkpointing=recomputed, sharder=engine, pictures=pictures
+    )
     return plan_reward(config, model, tokenizer, tokens, shared, notes)
 
 

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import own_batches, prefetched
+from surefoot.data.batching.loader import own_batches
+from surefoot.data.batching.prefetch import prefetched
 from surefoot.data.batching.subsets import in_padded_rows, longest_row
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.waiting import silence_told

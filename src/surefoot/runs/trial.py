@@ -12,7 +12,8 @@ from typing import Literal
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import own_batches, prefetched
+from surefoot.data.batching.loader import own_batches
+from surefoot.data.batching.prefetch import prefetched
 from surefoot.methods.method import LoadedModels, ignore
 from surefoot.models.modes import without_randomness
 from surefoot.planning.plan import RunPlan

@@ -9,8 +9,9 @@ import pytest
 
 from helpers.token_files import with_columns
 from helpers.toy_model import toy_batches, toy_examples
-from surefoot.data.batching import loader
-from surefoot.data.batching.loader import for_rank, micro_batches, prefetched, with_progress
+from surefoot.data.batching import prefetch
+from surefoot.data.batching.loader import for_rank, micro_batches, with_progress
+from surefoot.data.batching.prefetch import prefetched
 from surefoot.data.tokenize.dataset import TokenizedDataset, of_files
 
 LENGTHS = (3, 2, 8)
@@ -111,7 +112,7 @@ def test_an_interrupt_leaves_no_thread_behind():
 
 def test_twin_that_hands_out_whatever_is_ready(monkeypatch):
     """Batches by arrival, not by step: the classic queue."""
-    monkeypatch.setattr(loader.Prefetcher, "__call__", lambda self, step: self._batches(step + 1))
+    monkeypatch.setattr(prefetch.Prefetcher, "__call__", lambda self, step: self._batches(step + 1))
     with pytest.raises(AssertionError):
         test_every_step_gets_its_own_batches(2)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.data.batching.batch import Weighted
-from surefoot.data.batching.loader import own_batches, prefetched
+from surefoot.data.batching.loader import own_batches
+from surefoot.data.batching.prefetch import prefetched
 from surefoot.methods.table import functions_of
 from surefoot.models.attention import attention_context, observe_kernels
 from surefoot.models.modes import eager_mode

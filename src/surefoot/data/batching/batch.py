@@ -75,7 +75,8 @@ class Batch:
         without padding (`pack`) and do not attend to each other. Empty if every example has its own row.
     pictures: reads the pictures when it is called first; None if no example has any.
     seen: [B, T] int32, 1 at the positions of picture features; None if there are no pictures.
-    digests: of the examples, in hexadecimal, where `digested` has added them; empty otherwise.
+    digests: of the examples, in hexadecimal, where `digested` has added them or there are pictures, whose files the
+        tensors do not name; empty otherwise.
     """
 
     input_ids: torch.Tensor
@@ -326,9 +327,9 @@ DIGEST_SIZE = 16  # bytes
 
 
 def example_digest(example: Example) -> bytes:
-    """Return the digest of an example's ids and of which of them are learned, by which what is stored about it is found
-    whatever the step, order or batch. `row_digests` gives the same in a batch."""
-    return _digest(example.ids.astype(np.int64), next_tokens(example).astype(np.int64))
+    """Return the digest of an example's ids, of which of them are learned, and of its pictures, by which what is stored
+    about it is found whatever the step, order or batch. `row_digests` gives the same in a batch."""
+    return _digest(example.ids.astype(np.int64), next_tokens(example).astype(np.int64), example.pictures)
 
 
 def row_digests(rows: Batch) -> list[bytes]:
@@ -344,5 +345,6 @@ def digested(rows: Batch) -> Batch:
     return replace(rows, digests=tuple(one.hex() for one in row_digests(rows)))
 
 
-def _digest(ids: np.ndarray, targets: np.ndarray) -> bytes:
-    return hashlib.blake2b(ids.tobytes() + targets.tobytes(), digest_size=DIGEST_SIZE).digest()
+def _digest(ids: np.ndarray, targets: np.ndarray, pictures: Sequence[Picture] = ()) -> bytes:
+    seen = "".join(picture.sha256 for picture in pictures).encode()
+    return hashlib.blake2b(ids.tobytes() + targets.tobytes() + seen, digest_size=DIGEST_SIZE).digest()

@@ -1,4 +1,4 @@
-"""Build the micro-batches of an optimizer step, padded or packed, and prefetch those of the next steps.
+"""Build the micro-batches of an optimizer step, padded or packed.
 
 The data order decides which examples a step has; here they are grouped by length, which affects only speed. The longest
 come first, so a step that does not fit into memory fails at its first micro-batch.
@@ -19,10 +19,8 @@ import functools
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +35,7 @@ from surefoot.data.batching.batch import (
     PromptBatch,
     Weighted,
     collate,
+    example_digest,
     pack,
 )
 from surefoot.data.tokenize.dataset import TokenizedDataset
@@ -54,7 +53,7 @@ class Layout:
     tokens: maximum tokens per micro-batch, including padding, unless a single item has more; None: no limit.
     packed: a micro-batch is one packed row of documents.
     ranks: number of ranks; the number of packed rows is a multiple of it if there are enough items.
-    alike: the micro-batches that ranks compute at the same time all have pictures or none has; see `_filled`.
+    alike: the micro-batches that ranks compute at the same time all have pictures or none has; see `filled`.
     """
 
     pad_id: int
@@ -181,20 +180,21 @@ def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: La
     if processor is None or not any(example.pictures for example in examples):
         return batch
     shown = tuple(example.pictures for example in examples)
+    digests = tuple(example_digest(example).hex() for example in examples)
 
     @functools.cache
     def pictures() -> tuple[Pixels, ...]:
         made = {own: processor.pixels(own) for own in dict.fromkeys(shown)}
         return tuple(made[own] for own in shown)
 
-    return replace(batch, pictures=pictures, seen=(batch.input_ids == processor.token_id).int())
+    return replace(batch, pictures=pictures, seen=(batch.input_ids == processor.token_id).int(), digests=digests)
 
 
 def _by_pictures(
-    dataset: TokenizedDataset, groups: Iterable[list[int]], layout: Layout, pair: int = 1
+    dataset: TokenizedDataset, groups: Iterable[list[int]], layout: Layout, example: Callable[[int], int] = int
 ) -> Iterable[list[int]]:
     """Split micro-batches whose rows must have equally many pictures, and those of which all or none must have any:
-    these come with pictures first. pair: 2 for indices of pairs, else 1."""
+    these come with pictures first. example: item of a group -> an example of it."""
     if dataset.processor is None or not (dataset.processor.by_row or layout.alike):
         return groups
     most = math.inf if dataset.processor.by_row else 1
@@ -202,13 +202,13 @@ def _by_pictures(
     for group in groups:
         alike: dict[float, list[int]] = {}
         for index in group:
-            alike.setdefault(min(dataset.picture_count(pair * index), most), []).append(index)
+            alike.setdefault(min(dataset.picture_count(example(index)), most), []).append(index)
         for count, own in alike.items():
             found[count > 0 or not layout.alike].append(own)
     return [*found[True], *found[False]]
 
 
-def _filled(batches: Iterable[AnyBatch], layout: Layout) -> Iterator[AnyBatch]:
+def filled(batches: Iterable[AnyBatch], layout: Layout) -> Iterator[AnyBatch]:
     """Pass the micro-batches through, which `_by_pictures` has ordered. If they must be alike, blank ones make those
     with pictures a multiple of the ranks: a rank that skips the vision tower while another runs it would miss the
     collectives of sharded weights or gradients there."""
@@ -226,7 +226,7 @@ def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: L
     own = [int(index) for index in indices]
     groups = [[own[place] for place in group] for group in layout.groups([(dataset.length(index),) for index in own])]
     found = [[dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout)]
-    return list(_filled((_batch_of(dataset, examples, layout) for examples in found), layout))
+    return list(filled((_batch_of(dataset, examples, layout) for examples in found), layout))
 
 
 def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
@@ -234,7 +234,7 @@ def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[B
     never."""
     groups = layout.groups_of_all([(int(length),) for length in dataset.lengths])
     found = ([dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout))
-    yield from _filled((_batch_of(dataset, examples, layout) for examples in found), layout)
+    yield from filled((_batch_of(dataset, examples, layout) for examples in found), layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
@@ -281,8 +281,8 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     """
     own = [int(pair) for pair in pairs]
     groups = [[own[i] for i in group] for group in layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())]
-    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, 2))
-    found = list(_filled(made, layout))
+    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, _better))
+    found = list(filled(made, layout))
     better = sum(_better_tokens(one) for one in found)
     shares = {"answer_share": len(own) / better if better else 0.0, "row_share": _row_share(dataset, own)}
     return [replace(one, **shares) for one in found]
@@ -295,8 +295,12 @@ def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     shares = {"answer_share": count / tokens if tokens else 0.0, "row_share": _row_share(dataset, range(count))}
     groups = layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist())
-    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, 2))
-    yield from _filled((replace(one, **shares) for one in made), layout)
+    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, _better))
+    yield from filled((replace(one, **shares) for one in made), layout)
+
+
+def _better(pair: int) -> int:
+    return 2 * pair
 
 
 def _row_share(dataset: TokenizedDataset, pairs: Sequence[int]) -> float:
@@ -331,22 +335,24 @@ def judged_batches(
     good, most = dataset.good, int(dataset.lengths.max())
     count = int(good[step].sum())
     shares = [len(step) / part if part else 0.0 for part in (count, len(step) - count)]
-    found = []
-    for places in layout.groups([(dataset.length(index),) for index in step]):
+
+    def made(places: Sequence[int]) -> JudgedBatch:
         examples = [dataset[step[place]] for place in places]
         following = [dataset[step[(place + 1) % len(step)]] for place in places]
         swapped = [_with_answer(*both, most) for both in zip(examples, following, strict=True)]
-        found.append(
-            JudgedBatch(
-                to_batch(examples, layout),
-                torch.from_numpy(good[[step[place] for place in places]]),
-                to_batch(swapped, layout) if others and len(step) > 1 else None,
-                len(places),
-                good_share=shares[0],
-                bad_share=shares[1],
-            )
+        rows = _batch_of(dataset, examples, layout)
+        return JudgedBatch(
+            rows,
+            torch.from_numpy(good[[step[place] for place in places]]),
+            # The same pictures, which are read once.
+            replace(_batch_of(dataset, swapped, layout), pictures=rows.pictures) if others and len(step) > 1 else None,
+            len(places),
+            good_share=shares[0],
+            bad_share=shares[1],
         )
-    return found
+
+    groups = layout.groups([(dataset.length(index),) for index in step])
+    return list(filled(map(made, _by_pictures(dataset, groups, layout, step.__getitem__)), layout))
 
 
 def prompt_batches(dataset: TokenizedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
@@ -376,49 +382,4 @@ def _with_answer(prompt: Example, other: Example, most: int) -> Example:
     begin, answer = int(np.argmax(prompt.supervised)), int(np.argmax(other.supervised))
     ids = np.concatenate([prompt.ids[:begin], other.ids[answer:]])[:most]
     supervised = np.concatenate([prompt.supervised[:begin], other.supervised[answer:]])[:most]
-    return Example(ids, supervised, prompt.number)
-
-
-class Prefetcher:
-    """Callable step -> batches that prepares the next steps in threads.
-
-    The batches of a step are a function of its number, so prefetching cannot change them; a step that was not
-    prefetched is built when it is requested. At most `workers` steps are kept ready. An exception is raised when its
-    own step is requested.
-    """
-
-    def __init__(self, batches: Callable[[int], Sequence[Any]], pool: ThreadPoolExecutor, workers: int, last: int):
-        self._batches, self._pool, self._workers, self._last = batches, pool, workers, last
-        self._ready: dict[int, Future[Sequence[Any]]] = {}
-
-    def __call__(self, step: int) -> Sequence[Any]:
-        ahead = range(step + 1, min(step + self._workers, self._last) + 1)
-        own = self._ready.pop(step, None)
-        # After a rollback, the prefetched steps are not the next ones.
-        for other in [number for number in self._ready if number not in ahead]:
-            self._ready.pop(other).cancel()
-        for number in ahead:
-            if number not in self._ready:
-                self._ready[number] = self._pool.submit(self._batches, number)
-        return self._batches(step) if own is None else own.result()
-
-
-@contextmanager
-def prefetched(
-    batches: Callable[[int], Sequence[Any]], workers: int, *, last: int
-) -> Iterator[Callable[[int], Sequence[Any]]]:
-    """Prefetch `batches` (step, from 1 -> micro-batches) in threads. The threads end with the block, also on an
-    interrupt.
-
-    workers: number of threads; 0 disables prefetching.
-    last: the last step that will be requested.
-    """
-    if not workers:
-        yield batches
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
-        try:
-            yield Prefetcher(batches, pool, workers, last)
-        finally:
-            # An interrupt must not wait for steps that will not run.
-            pool.shutdown(cancel_futures=True)
+    return Example(ids, supervised, prompt.number, prompt.pictures)

@@ -144,6 +144,7 @@ def _at(rows: Batch, places: Sequence[int]) -> Batch:
         tuple(rows.examples[place] for place in places),
         pictures=(lambda: tuple(rows.pixels[place] for place in places)) if rows.pictures else None,
         seen=None if rows.seen is None else rows.seen[list(places), :longest],
+        digests=tuple(rows.digests[place] for place in places) if rows.digests else (),
     )
 
 

@@ -57,7 +57,7 @@ OPENINGS = (
 )  # fields of the prompt; the first present one is read
 _OF_ONE_QUESTION = {"instruction": read_instruction, "query": read_query}  # with `history`
 AS_TURNS = ", read as turns"  # in the form of a dialogue that is one text
-BESIDES = ("input", "history", "system", "tools")
+BESIDES = ("input", "history", "system", "tools", "images")
 
 
 def read_turn(item: Mapping[str, Any]) -> Turn:

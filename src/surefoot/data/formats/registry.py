@@ -147,12 +147,10 @@ LAYOUTS: Mapping[str, Layout] = joined(
         "query-response": Layout(read_query_response, QUERY, ("system", "history", "images")),
         "prompt-completion": Layout(read_prompt_completion, ("prompt", "completion"), ("tools", "images")),
         "text": Layout(read_text, ("text",), ("messages",)),
-        "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES, "images"), form=form_of),
+        "preference": Layout(read_preference, PAIR, (*OPENINGS, *BESIDES), form=form_of),
         "judged": Layout(read_judged, (), (*JUDGED, *OPENINGS, *BESIDES, *ANSWERS), form=judged_form),
         "token-pairs": Layout(read_token_pair, PAIR),
-        "swift-pairs": Layout(
-            read_swift_pair, (), (*REJECTED, "messages", *QUERY, *BESIDES, "images", "rejected_images")
-        ),
+        "swift-pairs": Layout(read_swift_pair, (), (*REJECTED, "messages", *QUERY, *BESIDES, "rejected_images")),
         "token-judged": Layout(read_judged_tokens, (TOKENS,), (*JUDGED, *TOKEN_FIELDS)),
         "prompts": Layout(read_prompt, (), (*OPENINGS, *BESIDES, *ANSWERS, *PAIR), form=prompt_form),
     },

@@ -221,8 +221,12 @@ def _answered(row: Row, template: Template, how: EncodeSettings) -> Iterator[Enc
 
 
 def _judged(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
-    fits = _end(row) <= how.max_length
-    yield _without_tail(row, _end(row)) if fits else cut_to(row, _choose_tokens(row, how), template.stop_ids)
+    if _end(row) <= how.max_length:
+        yield _without_tail(row, _end(row))
+    elif row.whole.pictures:
+        yield _nothing_learned(row.whole)
+    else:
+        yield cut_to(row, _choose_tokens(row, how), template.stop_ids)
 
 
 def _prompted(row: Row, template: Template, how: EncodeSettings) -> Iterator[Encoded]:
