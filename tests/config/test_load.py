@@ -64,8 +64,17 @@ MISTAKES = [  # top-level key and its text; the config has stage, model, adapter
     ("seed", "-1"),
     ("output", ""),
     ("compile", "true"),
+    ("model", "{base: models/llama}"),
+    ("model", "{path: models/llama, base: bf16}"),
+    ("data", "{path: data/train.jsonl}"),
+    ("data", "{train: [{file: data/train.jsonl}]}"),
+    ("optim", "{kind: adamw}"),
+    ("optim", "{rates: [3]}"),
+    ("grpo", "{rewards: numeric}"),
+    ("grpo", "{rewards: [3]}"),
 ]
 OVERRIDES = [
+    "data.train[3].epochs=1",
     "optim.lr",
     "=3",
     "optim.=3",
@@ -148,6 +157,35 @@ def test_names_from_other_tools_lead_to_our_keys() -> None:
             near = nearest_key(written)
             assert near is not None, written
             assert near.path == ours, written
+
+
+MEANT = {  # an unknown key and the keys beside it -> the key that it stands for
+    ("model.base", ("base",)): "model.path",
+    ("data.path", ("path",)): "data.train",
+    ("data.train.file", ("file",)): "data.train.path",
+    ("grpo.rewards.fn", ("fn", "weight")): "grpo.rewards.name",
+    ("adapter.learning_rate", ("learning_rate",)): "optim.lr",
+    ("adapter.rnak", ("rnak",)): "adapter.rank",
+}
+
+
+@pytest.mark.parametrize(("unknown", "given"), MEANT)
+def test_a_required_key_that_is_missing_comes_before_an_equal_name_elsewhere(
+    unknown: str, given: tuple[str, ...]
+) -> None:
+    near = nearest_key(unknown, dict.fromkeys(given))
+    assert near is not None
+    assert near.path == MEANT[unknown, given]
+
+
+def test_twin_where_nothing_required_is_missing_no_such_key_is_named() -> None:
+    near = nearest_key("model.base", dict.fromkeys(("path", "base")))
+    assert near is not None
+    assert near.path == "precision.base"
+    (problem,) = problems.shape_problems(
+        {"stage": "sft", "model": {"path": "x", "base": "y"}, "data": {"train": "z"}, "output": "o"}
+    )
+    assert problem.involves == (), "a name elsewhere is mentioned, but not taken for what was meant"
 
 
 CONTRADICTIONS = {  # changes -> the key that is reported, the other key that it names

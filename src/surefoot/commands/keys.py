@@ -78,7 +78,7 @@ def _values(key: str) -> tuple[str, ...]:
     known = all_keys().get(key)
     if known is None:
         return ()
-    if known.item:
+    if known.item and known.expected.startswith("a list"):
         return tuple(f"[{choice}]" for choice in known.choices)
     return known.choices or (("true", "false") if known.expected == "true or false" else ())
 

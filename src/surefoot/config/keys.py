@@ -59,7 +59,7 @@ class Key:
     path: dotted path such as "optim.lr".
     expected: accepted values in words.
     example: an accepted value.
-    item: accepted items of a list of fixed words, in words; empty for other values.
+    item: accepted items of a list, in words; empty if it takes no list.
     default: None also if the key is required.
     children: paths of a group's keys; empty for a plain value.
     listed: whether its group is an item of a list, and nothing else may stand there.
@@ -117,7 +117,7 @@ def _walk(section: Fragment, group: str, definitions: dict[str, Fragment], *, li
         yield Key(
             path=path,
             expected=in_words(fragment),
-            item=in_words(fragment["items"]) if "enum" in fragment.get("items", {}) else "",
+            item=_item(fragment),
             choices=_choices(fragment),
             help=fragment.get("description", ""),
             required=name in section.get("required", ()),
@@ -149,7 +149,8 @@ def _choices(fragment: Fragment) -> tuple[str, ...]:
 def in_words(fragment: Fragment) -> str:
     """Describe what a fragment of the JSON Schema accepts: "a whole number of at least 1"."""
     if "anyOf" in fragment:
-        options = list(dict.fromkeys(in_words(option) for option in fragment["anyOf"]))
+        words = ["a list of these" if "anyOf" in one.get("items", {}) else in_words(one) for one in fragment["anyOf"]]
+        options = list(dict.fromkeys(words))
         return ", or ".join(options) if any(" or " in option for option in options) else _either(options)
     if "$ref" in fragment:
         return "a group of keys"
@@ -251,11 +252,19 @@ def _list(fragment: Fragment) -> str:
     if "prefixItems" in fragment:
         items = fragment["prefixItems"]
         return f"a list of {len(items)} values, each {in_words(items[0])}"
+    item = in_words(fragment["items"])
     if "anyOf" in fragment["items"]:
-        return "a list of these"
+        return f"a list, each {item}"
     if "enum" in fragment["items"]:
-        return f"a list of {in_words(fragment['items'])}"
-    return "a list of " + {"text": "names"}.get(in_words(fragment["items"]), "values")
+        return f"a list of {item}"
+    return "a list of " + {"text": "names", "a group of keys": "groups of keys"}.get(item, "values")
+
+
+def _item(fragment: Fragment) -> str:
+    for option in fragment.get("anyOf", [fragment]):
+        if items := option.get("items") or option.get("prefixItems", [None])[0]:
+            return in_words(items)
+    return ""
 
 
 def _either(options: list[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,15 +86,15 @@ def _translate(kind: str, location: tuple[int | str, ...], data: Any, *, suggest
     location: path into `data`, mixed with pydantic's names of union branches, which are skipped.
     suggest: whether to look for the nearest key.
     """
-    path, node = "", data
+    path, node, beside = "", data, data
     for number, part in enumerate(location, start=1):
         step = f"{path}.{part}" if path else str(part)
         items: Any = dict(enumerate(node)) if isinstance(node, list) else node
         if isinstance(items, dict) and part in items:
-            path, node = step, items[part]
+            path, node, beside = step, items[part], items
         elif kind == "missing" and number == len(location) and schema_key(step) != schema_key(path):
             return _missing(step, items)
-    return _unknown(path, suggest) if kind == "extra_forbidden" else _wrong(path, node)
+    return _unknown(path, beside, suggest) if kind == "extra_forbidden" else _wrong(path, node)
 
 
 def _missing(path: str, given: Any) -> Problem:
@@ -110,24 +111,32 @@ def _missing(path: str, given: Any) -> Problem:
     return Problem(path, "is required", f"add `{added}`{under}", "group", keys, "SF-CONFIG-KEY")
 
 
-def _unknown(path: str, suggest: bool) -> Problem:
+def _unknown(path: str, given: Mapping[str, Any], suggest: bool) -> Problem:
+    """given: the keys and values beside it, its own included."""
     above, _, name = path.rpartition(".")
     group = schema_key(above)
-    near = None if name.isdecimal() or not suggest else nearest_key(schema_key(path))
+    if name.isdecimal() and above:
+        fix = f"{shown_key(above)} is no list; leave [{name}] out"
+        return Problem(path, "unknown key", fix, "key", (), "SF-CONFIG-KEY")
+    near = nearest_key(schema_key(path), given) if suggest else None
+    beside = [key.name for key in all_keys().values() if key.group == group]
+    listed = (
+        f"{group} has {', '.join(beside)}"
+        if len(beside) <= MOST_LISTED
+        else f"`surefoot explain {group}` lists its keys"
+    )
     if near is not None and near.group == group:
         return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,), "SF-CONFIG-KEY")
+    if near is not None and group in all_keys() and near.name == plain_name(name):  # of its own group none is meant
+        fix = f"{listed}; {near.group} has a key {near.name}"
+        return Problem(path, "unknown key", fix, "key", (), "SF-CONFIG-KEY")
     if near is not None:
         nested = f" (key {near.name} under {near.group})" if near.group else ""
         return Problem(path, "unknown key", f"did you mean {near.path}?{nested}", "key", (near.path,), "SF-CONFIG-KEY")
     if elsewhere := ELSEWHERE.get(plain_name(name)):
         return Problem(path, "unknown key", elsewhere, "key", (), "SF-CONFIG-KEY")
-    siblings = [key.name for key in all_keys().values() if key.group == group]
-    listed = (
-        f"{group} has {', '.join(siblings)}"
-        if 0 < len(siblings) <= MOST_LISTED
-        else "`surefoot explain` lists all keys"
-    )
-    return Problem(path, "unknown key", listed, "key", (), "SF-CONFIG-KEY")
+    fix = listed if beside and group else "`surefoot explain` lists all keys"
+    return Problem(path, "unknown key", fix, "key", (), "SF-CONFIG-KEY")
 
 
 def _wrong(path: str, value: Any) -> Problem:
@@ -136,6 +145,8 @@ def _wrong(path: str, value: Any) -> Problem:
         name = name.rpartition(".")[0]
     key = all_keys()[name]
     expected = key.item if key.item and path != name else key.expected
+    if isinstance(value, float) and not math.isfinite(value):
+        expected = expected.replace("a number", "a finite number")
     return Problem(path, f"expected {expected}, got {shown(value)}", _remedy(key, value), "value", (name,))
 
 
@@ -145,7 +156,7 @@ def _remedy(key: Key, value: Any) -> str:
             return OTHER_WAYS[value]
         if (word := nearest_word(value, key.choices)) is not None:
             return f"write `{key.name}: [{word}]`" if key.item and word == value else f"did you mean {word}?"
-        if not is_plain_text(value) and not key.children:
+        if value and not is_plain_text(value) and not key.children:
             return "remove the quotes"
     elif key.expected.startswith("text") and isinstance(value, bool | int | float):
         return "put it in quotes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from surefoot.config.keys import Key, all_keys
 from surefoot.system.messages import CLOSE as CLOSE_BESIDE
 from surefoot.system.messages import likeness, plain_name
@@ -75,8 +77,11 @@ OTHER_NAMES = {name: key for key, names in _OTHERS.items() for name in names.spl
 CLOSE = 0.8  # minimum similarity (0 to 1) for suggesting a name from another group
 
 
-def nearest_key(path: str) -> Key | None:
-    """Return the key most similar to an unknown dotted path, None if nothing is close."""
+def nearest_key(path: str, given: Mapping[str, object] | None = None) -> Key | None:
+    """Return the key most similar to an unknown dotted path, None if nothing is close.
+
+    given: the keys beside it; a required one that is not among them is what an unlike name most likely means.
+    """
     keys = all_keys()
     group, _, name = path.rpartition(".")
     name = plain_name(name)
@@ -89,6 +94,9 @@ def nearest_key(path: str) -> Key | None:
         return beside[1]  # so that data.train.epoch is not taken for duration
     if (known := OTHER_NAMES.get(name)) is not None:
         return keys[known]
+    lacking = [key for key in neighbors if given is not None and group and key.required and key.name not in given]
+    if len(lacking) == 1:
+        return lacking[0]
     same_name = [key for key in keys.values() if key.name == name]
     if len(same_name) == 1:
         return same_name[0]
