@@ -248,7 +248,7 @@ def test_figures_have_the_units_of_the_rest_of_the_screen() -> None:
     ]
     assert gives(names["eval_tokens"], "tokens")
     assert shown(plan=(Difference("memory.holes", 148_041_728, 169_236_070),)) == [
-        ["memory.holes", "141 MiB", "161 MiB"]
+        ["memory.fragmentation", "141 MiB", "161 MiB"]
     ]
     assert shown(config=(Difference("optim.lr", 2e-4, 1e-5),)) == [["optim.lr", "2e-4", "1e-5"]]
     assert shown(plan=(Difference("report_to", ("tensorboard",), ()),)) == [["report_to", "[tensorboard]", "[]"]]

@@ -521,6 +521,17 @@ def test_a_suffix_in_common_makes_no_names_alike(tmp_path: Path, monkeypatch: py
     assert meant().endswith("pt.jsonl?")
 
 
+def test_a_link_that_leads_nowhere_is_not_its_own_remedy(tmp_path: Path) -> None:
+    link = tmp_path / "away.jsonl"
+    link.symlink_to("gone.jsonl")
+    (message,) = faults(write_config(tmp_path, data=f"{{train: {link}}}"))
+    assert "gone.jsonl" in message
+    assert f"{link}?" not in message
+    link.unlink()  # twin
+    (message,) = faults(write_config(tmp_path, data=f"{{train: {link}}}"))
+    assert "gone.jsonl" not in message
+
+
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     data = "{train: [~/train.jsonl, {path: ~/heldout.jsonl}], eval: ~/heldout.jsonl, template: ~/own.jinja}"

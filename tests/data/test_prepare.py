@@ -500,12 +500,29 @@ def test_evaluation_data_changes_no_training_token(run, file, dialogues, tmp_pat
 
 
 def test_twin_where_all_data_decides_evaluation_would_change_what_is_learned(run, file, dialogues, monkeypatch):
-    def together(specs, method, train, cache):
+    def together(specs, early, method, train, cache):
         return prepare._load_all([*(one.spec for one in train), *specs], method, cache)[:2]
 
     monkeypatch.setattr(prepare, "_load_evaluation", together)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         test_evaluation_data_changes_no_training_token(run, file, dialogues, None)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_mistake_in_the_evaluation_data_does_not_wait_for_the_training_data(run, file, tmp_path, monkeypatch, asked):
+    held = write(tmp_path / "held.jsonl", [*records(2), {"text": "no answer"}])
+    real, read = prepare.tokenize, []
+    monkeypatch.setattr(prepare, "tokenize", lambda source, *rest: (read.append(source.name), real(source, *rest))[1])
+    with raises_fault("SF-DATA-ROW", f"{held}:3"):
+        run(file, held, template_asked=asked)
+    assert read == [str(held)]
+    read.clear()
+    with raises_fault("SF-DATA-ROW", f"{held}:3"):  # twin
+        run(held, file, template_asked=asked)
+    assert read == [str(file), str(held)]
+    read.clear()
+    run(file, file, template_asked=asked)
+    assert read == [str(file)] * 2, "nothing is read once more"
 
 
 def test_a_pair_of_texts_goes_through_the_template_and_that_is_said(run, tmp_path):

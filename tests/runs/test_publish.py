@@ -10,8 +10,10 @@ from helpers.trained_runs import heron_config, heron_folder
 from surefoot.config.schema import RunConfig
 from surefoot.report.trainer_log import read_rows
 from surefoot.runs import publish as module
-from surefoot.runs.publish import chosen_step
+from surefoot.runs.publish import chosen_step, is_published
+from surefoot.system import durable
 from surefoot.training.checkpoint import verify_checkpoint
+from surefoot.training.manifest import manifest
 from surefoot.training.state import Best, RunState
 
 ENDED = RunState(step=4, best=Best(2, 0.5))
@@ -148,3 +150,15 @@ def test_the_best_of_a_run_with_rollouts_is_the_best_reward(stage, named):
     said = module._untrained(RunConfig(stage=stage, model="m", data={"train": "t"}, output="o", **of_stage), rows)
     assert gives(said, "reward") is named
     assert [f"{sign}{value}" in said for value in (0.5, 0.25) for sign in (" ", " -")] == [named, not named] * 2
+
+
+def test_a_run_without_one_of_its_files_is_published_again(tmp_path):
+    for name in ("adapter_model.safetensors", "README.md"):
+        (tmp_path / name).write_text("as written")
+    names = [tmp_path / "adapter_model.safetensors", tmp_path / "README.md"]
+    durable.write_json(tmp_path / "MANIFEST.json", manifest(tmp_path, names, 3, {}))
+    (tmp_path / "README.md").write_text("edited by its owner")
+    assert is_published(tmp_path, 3)
+    assert not is_published(tmp_path, 4)
+    names[0].unlink()
+    assert not is_published(tmp_path, 3)

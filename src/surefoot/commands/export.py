@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from surefoot.commands.options import check_models
+from surefoot.commands.options import FiniteRange, check_models
 from surefoot.commands.terminal import echo
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ByteSize(click.ParamType[int]):
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Allowed change of logits by rounding to --dtype, as a share of the largest.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in --out.")

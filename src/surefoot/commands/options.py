@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -57,6 +58,14 @@ def with_first_record(config: RunConfig) -> RunConfig:
     return settled(config)
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range; click's own takes NaN, which is in every range, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+
+
 _MODEL = (
     click.argument("model"),
     click.option("--adapter", help="Adapter folder to load on top of MODEL."),
@@ -70,12 +79,10 @@ _SAMPLING = (
         type=click.IntRange(min=1),
         help="Maximum length of an answer in tokens.  [default: up to 256]",
     ),
-    click.option(
-        "--temperature", type=click.FloatRange(min=0), default=0.0, help="0 always takes the most likely token."
-    ),
+    click.option("--temperature", type=FiniteRange(min=0), default=0.0, help="0 always takes the most likely token."),
     click.option(
         "--top-p",
-        type=click.FloatRange(min=0, max=1, min_open=True),
+        type=FiniteRange(min=0, max=1, min_open=True),
         default=1.0,
         help="Sample from the most likely tokens whose probabilities add up to this.",
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from surefoot.commands.options import FiniteRange
 from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.messages import counted
 
@@ -28,7 +29,7 @@ from surefoot.system.messages import counted
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="With --served: allowed difference in nats.  [default: 1e-4, or the effect of rounding to 16 bits]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")

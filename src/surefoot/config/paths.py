@@ -69,7 +69,9 @@ def nearest_path(path: Path, suffixes: tuple[str, ...], extra: tuple[str, ...] =
     neighbors = [
         entry.name
         for entry in _entries(missing.parent)
-        if not entry.name.startswith(".") and (entry.name.lower().endswith(suffixes) or os.path.isdir(entry))
+        if not entry.name.startswith(".")
+        and os.path.exists(entry)
+        and (entry.name.lower().endswith(suffixes) or os.path.isdir(entry))
     ]
     # A suffix in common makes no names alike: pt.jsonl is not meant by alpca.json.
     alike = [name for name in neighbors if likeness(missing.stem, Path(name).stem) >= CLOSE]
@@ -89,7 +91,7 @@ def model_problems(text: str) -> Iterator[Problem]:
     path = Path(text)
     if not os.path.exists(path):
         hint = "" if "/" in text else " (a hub id is written org/name)"
-        yield _problem("model.path", f"folder {text} does not exist", nearest_path(path, ()) + hint)
+        yield _problem("model.path", _absent("folder", text), nearest_path(path, ()) + hint)
     elif not os.path.isdir(path):
         yield _problem("model.path", f"{text} is a file", f"give its folder: {path.parent}")
     elif os.path.isfile(path / "adapter_config.json"):
@@ -104,7 +106,7 @@ def _scored(key: str, text: str | None) -> Iterator[Problem]:
     """Check a reward model folder; functions and servers are checked elsewhere."""
     if text is None or ":" in text or not looks_local(text) or os.path.exists(text):
         return
-    yield _problem(key, f"folder {text} does not exist", nearest_path(Path(text), ()))
+    yield _problem(key, _absent("folder", text), nearest_path(Path(text), ()))
 
 
 def _model_inside(path: Path) -> str:
@@ -155,13 +157,19 @@ def _data_path(key: str, text: str) -> Iterator[Problem]:
         yield _problem(key, f"{text} is not a file; a fraction is a number below 1", fix)
     elif not os.path.exists(path):
         extra = ("none",) if key.startswith("data.eval") else ()
-        yield _problem(key, f"file {text} does not exist", nearest_path(path, DATA_SUFFIXES, extra))
+        yield _problem(key, _absent("file", text), nearest_path(path, DATA_SUFFIXES, extra))
     elif os.path.isdir(path):
         if not _holds_data(path):
             yield _problem(key, f"folder {text} has no data file", f"put {_SUFFIXES} files in it")
     elif not path.name.lower().endswith(DATA_SUFFIXES):
         what = f"{text} ends in {path.suffix}" if path.suffix else f"{text} has no suffix"
         yield _problem(key, what, f"give a {_SUFFIXES} file")
+
+
+def _absent(kind: str, text: str) -> str:
+    if os.path.islink(text):
+        return f"{text} is a link to {os.readlink(text)}, which does not exist"
+    return f"{kind} {text} does not exist"
 
 
 def _holds_data(folder: Path) -> bool:

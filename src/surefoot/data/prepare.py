@@ -131,8 +131,10 @@ def prepare_data(
     specs = [replace(spec, max_samples=spec.max_samples or max_samples, kind=kind) for spec in train]
     named = [] if evaluation is None or isinstance(evaluation, int | float) else evaluation
     eval_specs = [replace(spec, kind=kind) for spec in named]
+    # First, so that its mistakes do not wait for the training data, which is mostly longer.
+    early = _load_all(eval_specs, settings, cache)
     settings, kept, reason = _load_all(specs, settings, cache)
-    eval_settings, held_out = _load_evaluation(eval_specs, settings, kept, cache)
+    eval_settings, held_out = _load_evaluation(eval_specs, early[:2], settings, kept, cache)
     kept, held_out = ([with_share(one, seed) for one in loaded] for loaded in (kept, held_out))
     kept = without_short(kept, min_length, kind)
     kept = without_copies(kept, kind) if unique else kept
@@ -184,16 +186,24 @@ def _load_all(
 
 
 def _load_evaluation(
-    specs: Sequence[SourceSpec], settings: TokenizeSettings, train: Sequence[LoadedSource], cache: Path
+    specs: Sequence[SourceSpec],
+    early: tuple[TokenizeSettings, list[LoadedSource]],
+    settings: TokenizeSettings,
+    train: Sequence[LoadedSource],
+    cache: Path,
 ) -> tuple[TokenizeSettings, list[LoadedSource]]:
     """Load the evaluation sources with the template of the training data, so that evaluation data cannot change what
-    is learned. If the training data has no dialogues, the template is chosen from the evaluation data."""
+    is learned. If the training data has no dialogues, the template is chosen from the evaluation data.
+
+    early: the same sources with the planned template or, if it cannot render them, a fallback.
+    """
     trained = _dialogues(train)
     if not trained or settings.template_asked:
-        settings, loaded, _ = _load_all(specs, settings, cache)
-        return settings, loaded
+        return early
     template = settings.template_called(trained[0].template).name
     settings = replace(settings, template=template, fallbacks=())
+    if all(facts.template == trained[0].template for facts in _dialogues(early[1])):
+        return settings, early[1]
     try:
         return settings, [_load(spec, settings, cache) for spec in specs]
     except InputError as error:

@@ -110,7 +110,8 @@ def read_adapter(folder: Path) -> SavedAdapter:
     if not weights.is_file():
         pickled = (folder / ADAPTER_WEIGHTS).with_suffix(".bin").is_file()
         what = "has only pickled weights, which are never opened" if pickled else f"has no {ADAPTER_WEIGHTS}"
-        fix = convert_command(folder) if pickled else "save the adapter as safetensors"
+        again = "save the adapter as safetensors; for a run, surefoot train CONFIG --resume does"
+        fix = convert_command(folder) if pickled else again
         no_weights = Fault(str(folder), what, fix, code="SF-ADAPTER-FIT")
         raise InputError([*_unknown_settings(read_json(path), str(path)), no_weights])
     found = recognize_adapter(lazy_tensors(read_header(weights)), read_json(path), str(path))

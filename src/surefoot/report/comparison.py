@@ -34,13 +34,18 @@ _OF_A_RANK = {
 # The measured error of a fast path before step 1 and its limit. Each run measures other rows, with the limits of its
 # precision, so these are no difference between two runs.
 _MEASURED = re.compile(r"rank \d+\.fast_paths\..+\.(differs|limits|together)(\..+)?")
+_OF_A_PLAN = {"memory.holes": "memory.fragmentation", "memory.apart": "memory.overlap"}  # as the plan prints them
 
 
 def spoken(part: str, differences: Sequence[Difference]) -> list[tuple[str, Difference]]:
     """Return the differences to show, each with its displayed name. part: config, plan, environment or data."""
     if part == "plan":
         # The environment has its own table.
-        return [(one.path.removesuffix(".value"), one) for one in differences if one.path != "environment"]
+        return [
+            (_OF_A_PLAN.get(one.path, one.path.removesuffix(".value")), one)
+            for one in differences
+            if one.path != "environment"
+        ]
     if part != "environment":
         return [(one.path, one) for one in differences]
     shown = [_as_used(one) for one in differences if not _MEASURED.fullmatch(one.path)]
@@ -189,7 +194,8 @@ def verdict_lines(found: Comparison) -> list[str]:
     lines = [f"the same in both: {', '.join(equal)}"] if equal else []
     alone = [(name, keys) for name, keys in zip(found.names, found.alone, strict=True) if keys]
     lines += [f"logged only by {name}: {', '.join(keys)}" for name, keys in alone]
-    agree = "the logs agree bit for bit" + (" in the fields of both" if alone else "")
+    far = " as far as both go" if len(set(found.results.get("train_steps", ()))) > 1 else ""
+    agree = f"the logs agree bit for bit{far}" + (" in the fields of both" if alone else "")
     lines.append(f"first difference in the logs: {found.first}" if found.first else agree)
     if found.weights is not None:
         verb = "differs" if found.weights == 1 else "differ"

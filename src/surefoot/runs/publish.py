@@ -62,11 +62,12 @@ class Published:
 
 
 def is_published(run: Path, step: int) -> bool:
-    """Whether the run folder holds the published result of a run that ended at `step`."""
+    """Whether the run folder holds the published result of a run that ended at `step`, with all of its files."""
     try:
-        return read_manifest(run)["step"] == step
+        content = read_manifest(run)
     except IntegrityError:
         return False
+    return content["step"] == step and all((run / name).is_file() for name in content["files"])
 
 
 def publish(

@@ -109,7 +109,7 @@ def require_replaceable(
     try:
         names = {mark, *written(json.loads(plain_files.read_text(out / mark)))}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        what = f"is not empty and not an {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
+        what = f"is not empty and holds no {kind}" + ("" if (out / mark).is_file() else f": it has no {mark}")
         raise _taken(out, what, "choose another folder with --out") from None
     require_none_but(out, names)
     if not overwrite:

@@ -226,6 +226,12 @@ class TestTextAndGzip:
     def test_a_packed_file_that_is_cut_off(self, cut):
         refuses("SF-DATA-FILE", "d.jsonl.gz", "gzip", data=gzip.compress(b'{"a": 1}\n')[:cut], name="d.jsonl.gz")
 
+    def test_a_packed_file_without_the_suffix_is_told_what_it_is(self):
+        packed = gzip.compress(b'{"a": 1}\n')
+        refuses("SF-DATA-FILE", "d.jsonl:1", "gzip", data=packed, name="d.jsonl")
+        with pytest.raises(AssertionError, match="UTF-8"):  # twin: other bytes that are no text
+            refuses("SF-DATA-FILE", "d.jsonl:1", "gzip", data=b"\x1e" + packed[1:], name="d.jsonl")
+
     @pytest.mark.parametrize("name", ["d.parquet.gz", "d.jsonl.zst", "d.doc", "d.gz", "d"])
     def test_other_suffixes(self, tmp_path, name):
         (tmp_path / name).write_bytes(b"x")

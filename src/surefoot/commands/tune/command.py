@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from surefoot.commands.options import config_arguments, load_or_exit
+from surefoot.commands.options import FiniteRange, config_arguments, load_or_exit
 from surefoot.commands.terminal import echo_json, screen
 from surefoot.system.folders import require_own_picture
 from surefoot.system.messages import counted
@@ -27,7 +27,7 @@ _BROKEN_OFF = "# The best result of an interrupted `surefoot tune`"
 @click.option("--out", type=click.Path(path_type=Path), help="Where to write the config.  [default: CONFIG-tuned.yaml]")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.5),
+    type=FiniteRange(0.5),
     default=6.0,
     show_default=True,
     help="Approximate length of the timed part of a trial.",

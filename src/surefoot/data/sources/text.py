@@ -46,6 +46,8 @@ def _undecodable(name: str, error: UnicodeDecodeError, line: int, offset: int) -
     data, at = error.object, error.start
     if offset == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return Fault(f"{name}:1", "is UTF-16", "save the file as UTF-8", code="SF-DATA-FILE")
+    if offset == 0 and data[:2] == b"\x1f\x8b":
+        return Fault(f"{name}:1", "is gzip", "let its name end in .gz", code="SF-DATA-FILE")
     line += data.count(b"\n", 0, at)
     where = f"{name}:{line}"
     if "unexpected end" in error.reason:

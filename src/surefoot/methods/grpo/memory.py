@@ -254,7 +254,8 @@ class GroupMemory:
         what = f"no group had answers with different scores for {again} rollouts ({of})"
         fix = _NO_SPREAD
         if self.numbers.spread:
-            fix = "the policy has lost its way: lower optim.lr or set grpo.kl, and begin again at an earlier checkpoint"
+            rare = f"if answers with a score are only rare (at most {self.numbers.best:.4g} in a rollout), {_NO_SPREAD}"
+            fix = f"{rare}; if scores have fallen, lower optim.lr or set grpo.kl and begin at an earlier checkpoint"
         if again == self._patience:
             self._notify(f"caution: step {step}: {what}; {fix}")
         elif not self.numbers.spread and again >= _NEVER * self._patience:

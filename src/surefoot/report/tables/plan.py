@@ -305,7 +305,7 @@ def _memory(plan: RunPlan) -> Table:
     for row in memory_rows(plan):
         table.add_row(*row)
     if plan.device.value == "cpu":
-        table.add_row("not included", "", "Python and its libraries, about 100 MiB, which `mem` in the log includes")
+        table.add_row("not included", "", "Python and its libraries, about 400 MiB, which `mem` in the log includes")
     return table
 
 
