@@ -305,8 +305,10 @@ def test_a_checkpoint_of_two_ranks_continues_on_one(server, base, finished, kill
 
 @pytest.mark.parametrize("engine", representatives(ENGINES, "ddp"))
 def test_the_load_balancing_loss_is_that_of_one_rank(server, base, tmp_path, engine):
-    """Three examples a step: a rank has a micro-batch without tokens, which counts nowhere."""
+    """Three examples a step: a rank has a micro-batch without tokens, which counts nowhere; in the third step, of one
+    example, it has no other."""
     changes = {
+        "data": {"train": str(tmp_path / "one" / "train.json"), "max_samples": 7, "max_length": 128},
         "model": {"path": str(base), "router_aux_loss_coef": 0.1},
         "adapter": {"kind": "lora", "rank": RANK, "router": True},
         "batch": {"size": 3, "micro": 1},

@@ -21,9 +21,9 @@ from surefoot.training import routing, step
 from surefoot.training.engine import SingleEngine
 from surefoot.training.optimizer import adamw, trainable_parameters
 from surefoot.training.report import added_loads
-from surefoot.training.routing import AUX_LOSS, Routing, spread
+from surefoot.training.routing import AUX_LOSS, Balance, Routing, spread
 from surefoot.training.state import RunState
-from surefoot.training.step import accumulate_gradients, train_step
+from surefoot.training.step import accumulate_gradients, add_gradient, train_step
 
 COEFFICIENT = 0.3
 # fp32, sums in another order: a few ulps (6e-8) times the depth of this tiny model.
@@ -167,6 +167,26 @@ def test_loads_are_the_tokens_that_went_to_each_expert(name, split):
     state = RunState().after_step(report).after_step(dataclasses.replace(report, step=2))
     assert state.load == {at: tuple(2 * number for number in one) for at, one in expected.items()}
     assert RunState.from_json(state.to_json() | {"guard": RunState().to_json()["guard"]}).load == state.load
+
+
+def test_a_blank_batch_adds_up_what_the_others_do(monkeypatch):
+    """A rank that has no other would else send fewer numbers than the rest, and all would wait for each other."""
+    _, engine, chosen = routed("mixtral")
+    balance = Balance(COEFFICIENT, torch.ones(6), 50.0)
+    whole = collate(examples(), 0)
+
+    def found(batch):
+        sums = add_gradient(engine, sft_loss, batch, weight=17, scale=None, settings=chosen, balance=balance)
+        return list(sums), chosen.routing.take(), gradients(engine)
+
+    sums, loads, gradient = found(whole)
+    names, none, after = found(whole.blank())
+    assert names == sums
+    assert none == {name: [0.0] * len(load) for name, load in loads.items()}
+    assert torch.equal(after, gradient)
+    count = Routing.count
+    monkeypatch.setattr(Routing, "count", lambda self, seen, rows: rows.lengths and count(self, seen, rows))
+    assert found(whole.blank())[1].keys() != loads.keys()  # twin
 
 
 def test_loads_add_up_and_their_spread_is_that_of_the_worst_layer():

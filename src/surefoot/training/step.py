@@ -324,7 +324,7 @@ def add_gradient(
         with watch("forward"), settings.forward(), routing.watched() if routing else nullcontext() as routed:
             out = objective(engine.model, batch.to(engine.device))
         loss = out.loss / weight if counts else out.loss * 0.0
-        if routing and routed and counts:
+        if routing and routed:  # of a blank batch too, which counts nothing: all ranks add up the same sums
             routing.count(routed, batch.rows)
             if balance:
                 aux = aux_loss(balance, routing.tally(routed, batch.rows)[1])
