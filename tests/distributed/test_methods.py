@@ -333,3 +333,27 @@ def test_families_that_skip_layers_without_pictures(server, world, family, engin
     losses, weights = apart(alone, both)
     assert losses <= LOSS_TOLERANCE
     assert weights <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_references_computed_once_of_pictures_and_texts(server, world, tmp_path, monkeypatch, engine):
+    """One of three pictures is left for one rank, beside which the other runs a blank batch."""
+    seen = [json.loads(line) for line in (world / "seen-2.jsonl").read_text().splitlines()][:-1]
+    pairs = [
+        {"prompt": one["messages"][:1], "chosen": one["messages"][1]["content"], "rejected": "none"} for one in seen
+    ]
+    (world / "seen-pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    how = {
+        "stage": "dpo",
+        "data": {"train": "WORLD/seen-pairs.jsonl", "max_length": 512},
+        "alignment": {"reference": "cached"},
+        "vision": {},
+    }
+    runs = []
+    for name, parallel in (("alone", None), (engine, ENGINES[engine])):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))  # or the second finds what the first has computed
+        runs.append(trained(server, world, f"seen-cached-{engine}-{name}", "sft-seen", "lora", parallel, **how))
+    losses, weights = apart(*runs)
+    assert losses <= LOSS_TOLERANCE
+    assert weights <= WEIGHT_TOLERANCE

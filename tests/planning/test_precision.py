@@ -381,6 +381,8 @@ def test_the_plan_says_when_rounding_starts(plan):
         ({"precision": {"qat": "nvfp4", "qat_group_size": 16}}, ["precision.qat_group_size"]),
         ({"precision": {"qat_after": 5}}, ["precision.qat_after"]),
         ({"precision": {"qat": "int4", "qat_after": 5}, "stage": "dpo"}, ["precision.qat_after"]),
+        ({"precision": {"qat": "int4", "qat_after": 5}, "sft": {"loss": "asft"}}, ["precision.qat_after"]),
+        ({"precision": {"qat": "int4", "qat_after": 5}, "stage": "dpo", "alignment": {"loss": "orpo"}}, []),
         ({"precision": {"qat": "mxfp4", "qat_after": 5}}, []),
     ],
 )

@@ -20,6 +20,7 @@ import surefoot
 from helpers.faults import raises_fault
 from helpers.prepared import prepared
 from helpers.seeing import picture, seeing
+from helpers.seeing_families import seeing_family
 from helpers.tiers import representatives
 from surefoot.commands.main import main
 from surefoot.data.batching.batch import IGNORE
@@ -258,6 +259,38 @@ def test_a_resumed_dpo_run_is_the_uninterrupted_one(tmp_path, reference):
     logged = [json.loads(line) for line in (tmp_path / "whole" / "trainer_log.jsonl").read_text().splitlines()]
     first = next(one for one in logged if one.get("loss") is not None)
     assert first["loss"] == pytest.approx(math.log(2), rel=FP32_RELATIVE)  # the reference sees what the policy sees
+
+
+def alike(folder: Path) -> Path:
+    """Pairs with the same texts beside pictures of one size, and one with two pictures."""
+    for colour in COLOURS:
+        picture(folder / f"{colour}.png", colour, (56, 56))
+    shown = [[colour] for colour in COLOURS] + [["red", "blue"]]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": [ASKED, *({"type": "image", "path": f"{c}.png"} for c in own)]}],
+            "chosen": "red",
+            "rejected": "none",
+        }
+        for own in shown
+    ]
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "d.jsonl"
+
+
+@pytest.mark.slow
+def test_cached_log_probabilities_are_those_of_a_reference_in_memory(tmp_path, monkeypatch):
+    """Computed in one run, and checked and found by the next, in a batch for each number of pictures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    seeing_family("mllama", tmp_path / "base")
+    alike(tmp_path)
+    found = {}
+    for name, reference in {"memory": "auto", "first": "cached", "second": "cached"}.items():
+        changes = {"alignment": {"reference": reference}, "adapter": {"kind": "lora", "rank": 2}}
+        surefoot.train(config(tmp_path, name, stage="dpo", **changes), stream=io.StringIO())
+        logged = (tmp_path / name / "trainer_log.jsonl").read_text().splitlines()
+        found[name] = [row["loss"] for row in map(json.loads, logged) if row.get("loss") is not None]
+    assert found["second"] == found["first"] == pytest.approx(found["memory"], rel=FP32_RELATIVE)
 
 
 def test_a_reference_below_the_adapter_is_the_base_on_the_same_pictures(tmp_path):

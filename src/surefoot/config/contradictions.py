@@ -329,7 +329,7 @@ def _qat(config: RunConfig) -> Iterator[Problem]:
         if precision.qat_after:
             yield _problem("precision.qat_after", "precision.qat is off", "leave it out", "precision.qat")
         return
-    if precision.qat_after and config.method.reference:
+    if precision.qat_after and config.needs_reference:
         what = "the policy would be compared with a reference that rounds already"
         yield _problem("precision.qat_after", what, "leave it out", "stage")
     if config.stage not in QAT_STAGES:

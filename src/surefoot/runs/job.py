@@ -87,6 +87,8 @@ def _save_checkpoint(
     writer: finishes the checkpoint in the background. Single process only: ranks agree on a checkpoint by a collective,
         which must not run concurrently with those of a step.
     """
+    plan = run.plan
+    whole = plan.adapter is None or (plan.ppo is not None and plan.ppo.critic.value == "model")
     with observer.during("saving"), activity.during("saving"):
         observer.sync()
         with begin_checkpoint(
@@ -96,7 +98,7 @@ def _save_checkpoint(
             carried=run.task.memory.tensors() if run.task.memory else None,
             trainer_state=_trainer_state(run, observer, state),
             identity=run.identity,
-            frozen=run.plan.adapter is None or run.plan.tokenizer.added_rows > 0,
+            frozen=whole or plan.tokenizer.added_rows > 0,
         ) as pending:
             if pending.folder is not None:
                 _write_model(run, loaded, state, pending.folder)
