@@ -105,8 +105,15 @@ for stage in ("reward", "kto"):  # a step has prompts with and without pictures
         "stage": stage,
         "data": {"train": f"WORLD/seen-{stage}.jsonl", "eval": 2, "max_length": 512},
     }
-# Critic and reward model over a base of their own, which they share where the critic is an adapter.
-METHODS["ppo-judged"] = {**METHODS["ppo"], "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-3, "max_new_tokens": 6}}
+# Critic and reward model over a base of their own, which they share where the critic is an adapter. Three prompts: a
+# rank has a blank batch where answers are scored.
+METHODS["ppo-judged"] = {
+    **METHODS["ppo"],
+    **UNEVEN,
+    "ppo": {"reward": "WORLD/judge", "critic_lr": 3.0e-4, "max_new_tokens": 6},
+}
+# The critic is a model of its own, whose output head does not train.
+METHODS["ppo-whole"] = {**METHODS["ppo-judged"], "ppo": {**METHODS["ppo-judged"]["ppo"], "critic_adapter": "none"}}
 SCORE = """
 def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in text) / 4 for text in responses]

@@ -148,6 +148,7 @@ def test_a_score_is_the_value_at_the_last_real_token(folder, tmp_path, side):
         values = reward.model.values(batch)
     expected = [float(values[row, place]) for row, place in enumerate(last_positions(batch))]
     assert cast.scores(batch).tolist() == expected
+    assert len(cast.scores(batch.blank())) == 3  # of a rank without answers, for the collectives of its pass
 
 
 def test_offloaded_models_come_only_to_be_asked(folder, monkeypatch):

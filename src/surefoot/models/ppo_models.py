@@ -242,10 +242,11 @@ def last_values(model: ScoredModel, batch: Batch) -> torch.Tensor:
 
 
 def last_positions(batch: Batch) -> torch.Tensor:
-    """Return the position of each row's last real token, [B]."""
+    """Return the position of each row's last real token, [B]; of a blank batch, which has no lengths, any."""
     if batch.attention_mask is not None:
         return batch.attention_mask.cumsum(dim=1).argmax(dim=1)
-    return numbers_on(batch.input_ids.device, batch.lengths) - 1
+    rows, width = batch.input_ids.shape
+    return numbers_on(batch.input_ids.device, batch.lengths or [width] * rows) - 1
 
 
 class _Offloaded:
