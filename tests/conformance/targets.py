@@ -39,7 +39,15 @@ TARGETS: dict[str, frozenset[str]] = {
 
 _ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
 _NAMED_AS_EXPERTS = (".gate_proj", ".up_proj", ".down_proj", ".w1", ".w2", ".w3")
-_MAMBA = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")  # PEFT refuses an adapter on its out_proj
+# PEFT refuses an adapter on Mamba's out_proj. Of the first Mamba a fused kernel takes two more weights past their layers,
+# and no forward pass calls dt_proj.
+_FIRST = (".out_proj", ".x_proj", ".dt_proj")
+_PAST = {
+    "mamba": _FIRST,
+    "falcon_mamba": _FIRST,
+    **dict.fromkeys(("mamba2", "falcon_h1", "nemotron_h"), (".out_proj",)),
+    "jamba": (".dt_proj",),
+}
 
 
 def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]:
@@ -47,7 +55,7 @@ def targets_of(family: str, base: Path) -> tuple[frozenset[str], frozenset[str]]
     if family in TARGETS:
         return TARGETS[family], frozenset()
     model = opened(base)
-    barred = (*_ROUTERS, ".out_proj") if family in _MAMBA else (*_ROUTERS, ".correction_coefs")  # Gemma 3n
+    barred = (*_ROUTERS, ".correction_coefs", *_PAST.get(family, ()))  # the second of Gemma 3n
     linears = frozenset(
         name
         for name, module in model.named_modules()

@@ -4,16 +4,21 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from helpers import zoo_tokenizers
 from helpers.model_layouts import SMALL_TREE, run_config
 from helpers.tiers import representatives
-from helpers.zoo_modern import MODERN
+from helpers.zoo_modern import MODERN, RECURRENT
 from surefoot.families import FAMILIES, find
-from surefoot.families.model_facts import read_model_facts
+from surefoot.families.model_facts import ModelFacts, read_model_facts
 from surefoot.families.tokenizer_facts import read_tokenizer_facts
+from surefoot.models.adapters import add_adapter
+from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import head_obstacle
+from surefoot.planning.adapter import plan_adapter
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -121,6 +126,29 @@ def test_every_type_is_one_of_transformers_and_stands_in_one_row():
     assert set(types) <= set(CONFIG_MAPPING)
     assert len(types) == len(set(types))
     assert not {"t5", "bert"} & set(types)  # twin: not every type has one
+
+
+def unused(model: nn.Module, facts: ModelFacts) -> list[str]:
+    """Adapters of all-linear without a gradient."""
+    request = run_config(adapter={"kind": "lora", "rank": 2}).adapter
+    adapted = add_adapter(model, plan_adapter(request, facts, 0, Notes()), seed=1, base="base").train()
+    ids = torch.arange(3, 19)[None]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    return [name for name, one in adapted.named_parameters() if "lora_B" in name and one.grad is None]
+
+
+@pytest.mark.parametrize("kind", representatives([*RECURRENT, "jamba", "gemma3n_text"], "mamba"))
+def test_every_adapter_of_all_linear_learns(tmp_path, kind):
+    """A layer above may multiply with the weight of a linear layer, past its adapter."""
+    folder = MODERN[kind](tmp_path)
+    facts = facts_of(folder)
+    assert not unused(AutoModelForCausalLM.from_pretrained(folder), facts)
+    if kind == "mamba":  # twin
+        assert facts.family is not None
+        every = replace(facts, family=replace(facts.family, without_adapter=("out_proj",)))
+        found = unused(AutoModelForCausalLM.from_pretrained(folder), every)
+        assert len(found) == facts.layers
+        assert all("dt_proj" in name for name in found)
 
 
 DESCRIBED = [kind for kind in MODERN if find(kind)]

@@ -27,14 +27,14 @@ from surefoot.families.own_turns import (
     PADDLEOCR,
     SEED_OSS,
 )
-from surefoot.families.state_spaces import FALCON_H1, MAMBA, NEMOTRON_H
+from surefoot.families.state_spaces import FALCON_H1, JAMBA, MAMBA, NEMOTRON_H
 
 FAMILIES: tuple[Family, ...] = (
     *(LLAMA, MLLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA2, GEMMA3, OPT, GPT2),
     *(QWEN2_MOE, QWEN3_MOE, QWEN3_NEXT, QWEN3_5, QWEN_VL, LFM2, SMOLLM3),
     *(GEMMA, GEMMA3N, GEMMA4, MIXTRAL, MINISTRAL, LLAMA4, GPT_OSS, GLM, DEEPSEEK, OLMO, GRANITE, COHERE, EXAONE4),
     *(SEED_OSS, ERNIE, PADDLEOCR, HUNYUAN, NEMOTRON, GPT_NEOX),
-    *(MAMBA, FALCON_H1, NEMOTRON_H),
+    *(MAMBA, JAMBA, FALCON_H1, NEMOTRON_H),
 )
 
 
