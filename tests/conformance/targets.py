@@ -39,8 +39,8 @@ TARGETS: dict[str, frozenset[str]] = {
 
 _ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
 _NAMED_AS_EXPERTS = (".gate_proj", ".up_proj", ".down_proj", ".w1", ".w2", ".w3")
-# PEFT refuses an adapter on Mamba's out_proj. Of the first Mamba a fused kernel takes two more weights past their layers,
-# and no forward pass calls dt_proj.
+# PEFT refuses an adapter on Mamba's out_proj. Of the first Mamba a fused kernel takes two more weights past their
+# layers, and no forward pass calls dt_proj.
 _FIRST = (".out_proj", ".x_proj", ".dt_proj")
 _PAST = {
     "mamba": _FIRST,

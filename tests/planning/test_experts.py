@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from helpers.experts import moe_facts
+from helpers.zoo_modern import MODERN
 from surefoot.config.schema import RunConfig
+from surefoot.models.facts import facts_of
 from surefoot.planning.experts import plan_balance
 from surefoot.planning.notes import Notes
 
@@ -34,6 +36,13 @@ def test_the_coefficient(name, changes, asked, value, tmp_path):
     assert found is not None
     assert found.value == value
     assert notes.faults == []
+
+
+@pytest.mark.parametrize(("kind", "coefficient"), [("llama4_text", None), ("mixtral", 0.001)])
+def test_a_key_without_a_loss_in_the_model_is_none(kind, coefficient, tmp_path):
+    """Routers of Llama 4 do not tell which experts they choose."""
+    folder = MODERN[kind](tmp_path, router_aux_loss_coef=0.001)
+    assert facts_of(folder).balance == coefficient
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,11 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
     dropouts = {key: value for key, value in config.to_dict().items() if _is_dropout(key, value)}
     attends, latent = _attends(config), _latent_width(config)
     without_sdpa = "" if model._supports_sdpa else f"transformers has no SDPA for {type(model).__name__}"
+    # Llama 4's config.json has the key of a load-balancing loss, but its model has no such loss.
+    balances = hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func")
+    idle = {} if balances else {"router_aux_loss_coef": None}
     return ModuleTree(
-        config=config.to_dict() | dropouts | _values(model, widest, tied=head.weight is embedding.weight),
+        config=config.to_dict() | dropouts | _values(model, widest, tied=head.weight is embedding.weight) | idle,
         modules=modules,
         embedding=names[embedding],
         head=names[head],
