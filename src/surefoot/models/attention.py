@@ -131,15 +131,15 @@ def kernels_among(operators: Iterable[str]) -> set[str]:
     return seen or ({"eager"} if softmax else set())
 
 
-def verify_attention(run: Callable[[], object], plan: AttentionPlan, towers: Iterable[nn.Module] = ()) -> list[str]:
+def verify_attention(run: Callable[[], object], plan: AttentionPlan, besides: Iterable[nn.Module] = ()) -> list[str]:
     """Run one forward pass and return the attention kernels that ran in the language model.
 
     run: a forward pass with the run's shapes, dtype and contexts.
-    towers: vision towers, whose heads and masks are their own: each takes the kernel that it can.
+    besides: vision towers and cross-attention, whose heads and masks are their own: each takes the kernel that it can.
 
     Raises EnvironmentFault unless exactly the planned kernel ran.
     """
-    seen = observe_kernels(run, towers)
+    seen = observe_kernels(run, besides)
     if plan.expected.value == NONE:
         seen -= {"eager"}  # a softmax that is not attention, such as a router's
     if seen != {plan.expected.value} - {NONE}:

@@ -69,9 +69,11 @@ def wrapper_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in base.named_parameters() if id(parameter) not in inside}
 
 
-def towers(model: nn.Module) -> list[nn.Module]:
-    """Return the vision towers of a model; none without a wrapper."""
-    return [module for name, module in causal_model(model).named_modules() if name.rpartition(".")[2] in TOWERS]
+def attending_to_pictures(model: nn.Module) -> list[nn.Module]:
+    """Return the vision towers of a model and what attends to their output (Llama 3.2 Vision); none without a
+    wrapper."""
+    names = (*TOWERS, "cross_attn")
+    return [module for name, module in causal_model(model).named_modules() if name.rpartition(".")[2] in names]
 
 
 def freeze_wrapper(model: PreTrainedModel) -> None:

@@ -17,7 +17,7 @@ from surefoot.methods.waiting import silence_told
 from surefoot.models.attention import verify_attention
 from surefoot.models.bos import verify_bos_scaling
 from surefoot.models.forward import hidden_states
-from surefoot.models.wrapped import towers
+from surefoot.models.wrapped import attending_to_pictures
 from surefoot.planning.plan import RunPlan
 from surefoot.report.console import Console
 from surefoot.report.observer import RunObserver, SilentObserver
@@ -231,4 +231,4 @@ def _verify_padded_attention(run: PreparedRun, loaded: LoadedModels) -> list[str
         with loaded.settings.kernels(), loaded.settings.forward():  # with gradients, on which the kernel can depend
             hidden_states(loaded.policy, rows)
 
-    return verify_attention(forward, run.plan.attention, towers(loaded.policy))
+    return verify_attention(forward, run.plan.attention, attending_to_pictures(loaded.policy))
