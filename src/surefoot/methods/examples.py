@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
-from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.batch import Weighted, digested
 from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
 from surefoot.data.batching.order import filled_rows, step_examples, steps_per_epoch
 from surefoot.data.batching.order import whole as each_once
@@ -146,6 +146,15 @@ def whole_layout(plan: RunPlan, data: PreparedData) -> Layout:
 
 OfStep = Callable[[TokenizedDataset, np.ndarray, Layout], Sequence[Weighted]]
 OfAll = Callable[[TokenizedDataset, Layout], Iterator[Weighted]]
+
+
+def with_digests(of_step: OfStep, of_all: OfAll) -> tuple[OfStep, OfAll]:
+    """Return both with the digests of their rows, by which stored values are found. Made here, off the device, they
+    cost no step a wait."""
+    return (
+        lambda dataset, items, layout: [digested(batch) for batch in of_step(dataset, items, layout)],
+        lambda dataset, layout: map(digested, of_all(dataset, layout)),
+    )
 
 
 def task_of_items(

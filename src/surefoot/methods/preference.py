@@ -20,7 +20,7 @@ from surefoot.data.batching.loader import Layout, all_pairs, filled, for_rank, j
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.method_facts.losses import joined
-from surefoot.methods.examples import task_of_items
+from surefoot.methods.examples import task_of_items, with_digests
 from surefoot.methods.losses.kto import Weights, kto_loss
 from surefoot.methods.losses.logprobs import Reference, answer_logprobs, with_reference
 from surefoot.methods.losses.preference import LOSSES, Constants, own_loss, pair_objective
@@ -29,6 +29,7 @@ from surefoot.methods.own_functions import own_function
 from surefoot.methods.reference import open_reference
 from surefoot.models.modes import inference_mode
 from surefoot.planning.plan import RunPlan
+from surefoot.planning.reference import CACHED
 from surefoot.system.errors import Fault, InputError
 
 
@@ -50,7 +51,9 @@ def dpo_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     assert facts is not None, "dpo is a family of losses"
     row = LOSSES.get(options.loss) or own_loss(own_function(options.loss, "alignment.loss"), options.loss, facts)
     objective = pair_objective(row, facts, constants, options.sft, prompts=options.sft_prompt)
-    return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
+    batches = pair_batches, all_pairs
+    stored = plan.reference is not None and plan.reference.value == CACHED
+    return task_of_items(objective, config, plan, data, *(with_digests(*batches) if stored else batches))
 
 
 def kto_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:

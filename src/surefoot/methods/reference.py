@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import DIGEST_SIZE, Batch, row_digests, unpacked
+from surefoot.data.batching.batch import DIGEST_SIZE, Batch, numbers_on, row_digests, unpacked
 from surefoot.data.batching.loader import Layout, all_example_batches
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.cache import cache_key
@@ -314,8 +314,7 @@ def _look_up(known: Mapping[bytes, float], rows: Batch) -> torch.Tensor:
     """Look up rows. Empty rows get zeros: they have no weight, and their lengths are unknown."""
     if not rows.lengths:
         return torch.zeros(rows.sequences, device=rows.input_ids.device)
-    found = [known[key] for key in row_digests(rows)]
-    return torch.tensor(found, dtype=torch.float32, device=rows.input_ids.device)
+    return numbers_on(rows.input_ids.device, [known[key] for key in row_digests(rows)], torch.float32)
 
 
 def _read(folder: Path) -> dict[bytes, float] | None:

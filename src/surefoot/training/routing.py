@@ -132,8 +132,8 @@ class Routing:
                 # As transformers counts: by probability. A router may have chosen by other scores, such as with a bias.
                 likeliest = share.detach().topk(top.shape[-1], dim=-1).indices
                 once = torch.zeros_like(share).scatter_(1, likeliest, 1.0)
-                chosen = chosen.to(share.device) + (once * real.unsqueeze(1)).sum(dim=0)
-                probability = probability.to(share.device) + (share * real.unsqueeze(1)).sum(dim=0)
+                chosen = chosen + (once * real.unsqueeze(1)).sum(dim=0)
+                probability = probability + (share * real.unsqueeze(1)).sum(dim=0)
                 count += rows.tokens
         return chosen, probability, count
 

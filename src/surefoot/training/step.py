@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.batch import Weighted, numbers_on
 from surefoot.training import optimizer_state
 from surefoot.training.engine import Engine, PerGroup
 from surefoot.training.engine.base import of_group
@@ -277,7 +277,8 @@ def _balance(
 ) -> Balance:
     """Count how the step's tokens are routed, over all micro-batches and ranks. Runs forward passes with the same
     random draws as the step's own passes. Collective."""
-    own: list[float] = []
+    counts: list[torch.Tensor] = []
+    tokens = 0.0
     for number, batch in enumerate(micro_batches):
         seed_micro_batch(settings.seed, step, draw_number(engine, number))
         # With gradients, though none are taken: without, `watched` records nothing and objectives count evaluation
@@ -286,11 +287,12 @@ def _balance(
             objective(engine.model, batch.to(engine.device))
         with torch.no_grad():  # or the probabilities would keep this pass's graph alive during the next pass
             chosen, _, rows = routing.tally(routed, batch.rows)
-        counts = 1.0 if batch.weight else 0.0
-        found = [counts * number for number in (rows, *chosen.tolist())]
-        own = [a + b for a, b in zip(own, found, strict=True)] if own else found
-    rows, *chosen = engine.totals(own)
-    return Balance(routing.coefficient, torch.tensor(chosen, device=engine.device), rows)
+        if batch.weight:
+            tokens += rows
+        counts.append(chosen if batch.weight else torch.zeros_like(chosen))
+    own = [sum(column) for column in zip(*torch.stack(counts).tolist(), strict=True)]  # one copy to the host in a step
+    rows, *total = engine.totals([tokens, *own])
+    return Balance(routing.coefficient, numbers_on(engine.device, total), rows)
 
 
 def draw_number(engine: Engine, number: int) -> int:

@@ -340,9 +340,13 @@ def row_digests(rows: Batch) -> list[bytes]:
     return [_digest(ids[row, :length], targets[row, :length]) for row, length in enumerate(rows.lengths)]
 
 
-def digested(rows: Batch) -> Batch:
-    """Return the rows with their digests, which they keep on another device."""
-    return replace(rows, digests=tuple(one.hex() for one in row_digests(rows)))
+def digested(batch: Weighted) -> Weighted:
+    """Return the batch with the digests of its rows, which they keep on another device."""
+    rows = replace(batch.rows, digests=tuple(one.hex() for one in row_digests(batch.rows)))
+    if isinstance(batch, Batch):
+        return rows
+    assert isinstance(batch, RowsBatch)
+    return replace(batch, rows=rows)
 
 
 def _digest(ids: np.ndarray, targets: np.ndarray, pictures: Sequence[Picture] = ()) -> bytes:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from surefoot.config.schema import RunConfig
-from surefoot.data.batching.batch import Batch, Weighted, digested
-from surefoot.data.batching.loader import Layout, all_example_batches, example_batches
+from surefoot.data.batching.batch import Weighted
+from surefoot.data.batching.loader import all_example_batches, example_batches
 from surefoot.data.prepare import PreparedData
-from surefoot.data.tokenize.dataset import TokenizedDataset
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.methods.distill.drawing import Drawing, check_prompts
 from surefoot.methods.distill.served import KEY, open_served
 from surefoot.methods.distill.stored import check_stored, is_stored, open_stored
 from surefoot.methods.distill.teacher import open_teacher, require_teacher, student_rows
-from surefoot.methods.examples import prepare_examples, task_of_items
+from surefoot.methods.examples import prepare_examples, task_of_items, with_digests
 from surefoot.methods.losses.distill import DistillSettings, distill_objective, stand_in
 from surefoot.methods.method import LoadedModels, Notify, RunInputs, Task
 from surefoot.methods.rollouts import rollout_engine
@@ -63,17 +61,8 @@ def distill_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of the data under a plan; `start_distill` gives it the teacher."""
     objective = distill_objective(settings_of(config), stand_in)
     if is_stored(path := str(config.distill.teacher)) or is_address(path):
-        return task_of_items(objective, config, plan, data, _digested_batches, _all_digested_batches)
+        return task_of_items(objective, config, plan, data, *with_digests(example_batches, all_example_batches))
     return task_of_items(objective, config, plan, data, example_batches, all_example_batches)
-
-
-def _digested_batches(dataset: TokenizedDataset, indices: np.ndarray, layout: Layout) -> list[Batch]:
-    """Like `example_batches`. Made here, off the device, the digests cost no step a wait."""
-    return [digested(rows) for rows in example_batches(dataset, indices, layout)]
-
-
-def _all_digested_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
-    return map(digested, all_example_batches(dataset, layout))
 
 
 def start_distill(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
