@@ -169,6 +169,25 @@ def test_activations_are_what_autograd_keeps(tmp_path):
         check_activations_are_what_autograd_keeps(tmp_path, adapter, precision, attention)
 
 
+def test_activations_over_a_quantized_base(tmp_path, monkeypatch):
+    """Beside bitsandbytes' layers PEFT leaves the input as it is, so that layers share it."""
+    real = get_peft_model
+
+    def without_casts(*given):
+        model = real(*given)
+        for one in model.modules():
+            if hasattr(one, "cast_input_dtype_enabled"):
+                one.cast_input_dtype_enabled = False
+        return model
+
+    monkeypatch.setattr(sys.modules[__name__], "get_peft_model", without_casts)
+    work = workload(tmp_path, adapter=LORA, precision="bf16", attention="sdpa")
+    kept = kept_per_layer(work, LORA, "flash") - work.width * _cast_per_layer(work)
+    packed = replace(work, precision=replace(work.precision, base=Choice("nf4", "", "user")))
+    assert layer_bytes(packed, ROWS * TOKENS, TOKENS) == pytest.approx(kept, rel=FAST_TOLERANCE)
+    assert layer_bytes(work, ROWS * TOKENS, TOKENS) != pytest.approx(kept, rel=FAST_TOLERANCE)  # twin: a copy for each
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("adapter", [LORA, DORA], ids=["lora", "dora"])
 def test_activations_with_our_own_adapter_arithmetic(tmp_path, monkeypatch, adapter, precision):

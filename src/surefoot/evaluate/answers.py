@@ -36,10 +36,10 @@ from surefoot.methods.open_model import OpenModel
 from surefoot.methods.requests import DataRequest
 from surefoot.methods.reward_source import checked_source
 from surefoot.methods.rewards.terms import open_rewards
-from surefoot.methods.rollouts import DRAWN_AT_ONCE
 from surefoot.methods.sources import evaluated_specs, trained_specs
 from surefoot.methods.waiting import WaitReporter
 from surefoot.models.rollout import EmbeddedRollouts
+from surefoot.planning.drawing import AT_ONCE
 from surefoot.report.intervals import mean_interval
 from surefoot.report.trainer_log import finite
 from surefoot.runs.revisions import pin, saved_commits
@@ -121,7 +121,7 @@ def measure_answers(
         answering = Answering(
             rollouts=EmbeddedRollouts(
                 opened.model,
-                DRAWN_AT_ONCE * micro,
+                AT_ONCE * micro,
                 settings.forward,
                 on_progress=lambda done, of: on_progress(f"{done:,} of {counted(of, 'answer')}"),
             ),

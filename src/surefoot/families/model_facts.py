@@ -87,6 +87,8 @@ class Shown:
     wrapper_parameters: number of parameters outside the language model (vision tower, projector), which stay frozen
         unless `vision` trains them.
     both_ways: whether the tokens of an image attend to each other in both directions.
+    states: hidden states of a token that go from layer to layer; more than one with AltUp.
+    sparse: fraction of the MLPs that keep only their largest inputs to the activation.
     odd_heads: what is unlike in its heads, which some SDPA kernels do not take; "" for nothing.
     vision: (name, shape) of the parameters of vision tower and projector. vision_linears: their linear layers.
     patches: patches of the vision tower for each image token.
@@ -102,6 +104,8 @@ class Shown:
     odd_heads: OddHeads = ""
     wrapper_parameters: int = 0
     both_ways: bool = False
+    states: int = 1
+    sparse: float = 0.0
     vision: tuple[tuple[str, tuple[int, ...]], ...] = ()
     vision_linears: tuple[ModuleFact, ...] = ()
     patches: float = 1.0
@@ -257,12 +261,8 @@ def read_model_facts(folder: Path, tree: ModuleTree | None = None) -> ModelFacts
 
 # Norms of queries and keys, by their names; those inside latent attention are narrower and have others.
 _QK_NORMS: Mapping[str, Dimension] = {
-    "q_norm": "query",
-    "q_layernorm": "query",
-    "query_layernorm": "query",
-    "k_norm": "key_value",
-    "k_layernorm": "key_value",
-    "key_layernorm": "key_value",
+    **dict.fromkeys(("q_norm", "q_layernorm", "query_layernorm"), "query"),
+    **dict.fromkeys(("k_norm", "k_layernorm", "key_layernorm"), "key_value"),
 }
 
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from surefoot.families.chatml import ENDS_TURNS
-from surefoot.families.family import Family, ForbiddenPad, Hazard, ReservedPad
+from surefoot.families.family import Family, ForbiddenPad, ReservedPad
 from surefoot.families.llama_like import GEMMA2, LLAMA, MISTRAL
 
 # Gemma 2's tokenizer and turns (TRL: gemma.jinja, the same for both), none of its caps.
 GEMMA = replace(GEMMA2, name="gemma", model_types=("gemma",), structure=None, window=None, without_sdpa="")
 # Gemma's turns (Axolotl: gemma3n.jinja). In training AltUp's forward clamps the weight of `correction_coefs` and
-# applies it without calling the layer. Its layers keep 1.5 to 1.6 times what is counted (docs/log.md, 2026-11-28).
+# applies it without calling the layer.
 GEMMA3N = replace(
     GEMMA,
     name="gemma3n",
     model_types=("gemma3n_text",),
-    hazards=(
-        *GEMMA.hazards,
-        Hazard("Gemma 3n's activations need up to 1.6 times the forecast: of AltUp's four states one is counted"),
-    ),
     without_adapter=("correction_coefs",),
 )
 # Turns are <|turn>user … <turn|> (LLaMA-Factory: gemma4).

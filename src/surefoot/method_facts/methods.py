@@ -67,7 +67,7 @@ class MethodFacts:
     records: record kind of its data, see `surefoot.data.sources.records`.
     formats: values of data.format besides auto and custom; None: any.
     unit: what its loss is a mean over.
-    rows: rows of a batch per example.
+    rows: rows of a batch per example whose activations are kept; not those that are only compared with.
     counts: unit of batch.size, if not the records.
     section: config section that the method reads; None: it has none.
     own_keys: keys of that section that no other method reads.
@@ -196,7 +196,6 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             records="judged",
             formats=formats_for("judged"),
             unit="answers",
-            rows=2,
             section="alignment",
             own_keys=("good", "bad"),
             metrics=_RANKED,

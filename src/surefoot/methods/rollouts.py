@@ -29,6 +29,7 @@ from surefoot.methods.policy import write_policy
 from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
 from surefoot.models.vllm import VllmRollouts
 from surefoot.planning.ahead import draws_alongside
+from surefoot.planning.drawing import AT_ONCE
 from surefoot.planning.plan import RunPlan
 from surefoot.system.errors import Fault, IntegrityError
 from surefoot.system.posting import Server, server
@@ -190,11 +191,6 @@ def _from_row(prompt: tuple[int, ...], row: Sequence[float]) -> Rollout:
     return Rollout(own or prompt, response, bool(stopped), logprobs or None, kept or None, pieces)
 
 
-# How many times more rows are generated at once than are trained on: the keys and values of a token are less than an
-# eighth of what a layer keeps for the backward pass, and every decoding step reads all weights once.
-DRAWN_AT_ONCE = 8
-
-
 @dataclass(frozen=True)
 class RolloutEngine:
     """The engine that generates a rollout's answers.
@@ -216,7 +212,7 @@ def rollout_engine(config: RunConfig, plan: RunPlan, loaded: LoadedModels) -> Ro
     if section.engine == "embedded":
         rollouts = EmbeddedRollouts(
             loaded.policy,
-            DRAWN_AT_ONCE * plan.batch.micro.value,
+            plan.memory.drawn or AT_ONCE * plan.batch.micro.value,
             loaded.settings.forward,
             lambda own: bool(engine.totals([own])[0]),
         )

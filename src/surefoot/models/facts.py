@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -143,6 +144,8 @@ def _tree(model: PreTrainedModel, where: str) -> ModuleTree:
         text_type=config.model_type,
         wrapper_parameters=sum(parameter.numel() for parameter in others.values()),
         both_ways=_sees_both_ways(model),
+        states=getattr(config, "altup_num_inputs", 1),
+        sparse=statistics.mean(map(bool, getattr(config, "activation_sparsity_pattern", None) or [0])),
         vision=tuple((name, tuple(one.shape)) for name, one in others.items() if part_of(name)),
         vision_linears=_vision_linears(model),
         patches=_patches(model.config),

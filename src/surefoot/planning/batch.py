@@ -14,6 +14,7 @@ from functools import partial
 from surefoot.config.schema import BatchConfig
 from surefoot.config.types import Count, Switch
 from surefoot.planning import memory
+from surefoot.planning.drawing import with_drawing
 from surefoot.planning.measurements import LengthFacts, longest_example
 from surefoot.planning.memory import Workload
 from surefoot.planning.notes import Notes
@@ -80,7 +81,8 @@ def plan_batch(
             recomputed=recomputed,
             accumulation=_passes(count, examples, world),
         )
-        return replace(per_rank(whole, parallel, gathered, of.model.layers), host_available=host)
+        update = replace(per_rank(whole, parallel, gathered, of.model.layers), host_available=host)
+        return with_drawing(update, work, examples, world)
 
     def decide(examples: int, forecast: Forecast) -> Recompute:
         return _checkpointing(checkpointing, work.model.layers, examples, forecast)

@@ -29,6 +29,7 @@ from surefoot.families.model_facts import ModuleFact
 from surefoot.planning.experts import expert_bytes, largest_gradient
 from surefoot.planning.fast_paths import COMPARED_AT_ONCE
 from surefoot.planning.plan import OFF, QAT_BLOCKS, Choice, MemoryPlan, PackedType
+from surefoot.planning.states import states_bytes
 from surefoot.planning.workload import BYTES, Workload
 from surefoot.system.allocator import LARGE, Holes
 from surefoot.system.messages import GIB
@@ -45,7 +46,7 @@ _SHORT = 384
 def layer_bytes(work: Workload, tokens: int, length: int) -> int:
     """Bytes that one decoder layer keeps for its backward pass."""
     model, b = work.model, work.width
-    if work.fast_adapter:  # one input for all layers that share it; attention's output is already counted
+    if work.fast_adapter or work.precision.packed:  # one input for all that share it; attention's output is counted
         linear_inputs = b * (2 * model.hidden + model.intermediate)
     elif work.autocast:
         adapted = work.adapter is not None
@@ -54,7 +55,7 @@ def layer_bytes(work: Workload, tokens: int, length: int) -> int:
         linear_inputs = 0 if work.adapter and work.adapter.dropout else 4 * (2 * model.hidden + model.intermediate)
     dropped = 2 * b * model.hidden if model.dropouts else 0
     per_token = _norm_bytes(work) + _attention_bytes(work, length) + b * mlp_tensors(work) * model.intermediate
-    per_token += dropped + linear_inputs + (_adapter_token_bytes(work) if work.adapter else 0)
+    per_token += dropped + linear_inputs + states_bytes(work) + (_adapter_token_bytes(work) if work.adapter else 0)
     return tokens * per_token + _dora_bytes(work) + _expert_bytes(work, tokens) + _rounded_bytes(work, tokens)
 
 
@@ -70,8 +71,8 @@ def _rounded_bytes(work: Workload, tokens: int) -> int:
     kept = sum(inputs * outputs for inputs, outputs in linears) * (copied + 4 * trains * masks)
     if qat not in ("int4", "int8"):
         shared = model.layers * (2 * model.hidden + model.intermediate)  # unrounded; under autocast attention's output
-        again = work.width * model.layers * model.hidden if work.autocast else _residual(work) * (inputs - shared)
-        kept += tokens * (_residual(work) * inputs * masks + again * trains)
+        again = work.width * model.layers * model.hidden if work.autocast else work.residual * (inputs - shared)
+        kept += tokens * (work.residual * inputs * masks + again * trains)
     return kept // model.layers
 
 
@@ -88,7 +89,7 @@ def unread_bytes(work: Workload, rows: int) -> int:
     either case, but needs that much less while it is recomputed. A lower bound: adapters' A x is not included."""
     model, b = work.model, work.width
     mlp = mlp_tensors(work)
-    norm = _residual(work) if work.fused_norms else 4
+    norm = work.residual if work.fused_norms else 4
     return rows * (norm * model.hidden + b * (mlp * model.intermediate + model.hidden + model.intermediate))
 
 
@@ -103,17 +104,12 @@ def _norm_bytes(work: Workload) -> int:
     """Bytes per token and layer."""
     if work.fused_norms:
         # `surefoot.kernels.pointwise` keeps x and 1 / rms of each row; tests/kernels counts what autograd holds.
-        return sum(_residual(work) * work.model.size(norm) + 4 for norm in work.model.norms)
+        return sum(work.residual * work.model.size(norm) + 4 for norm in work.model.norms)
     size = sum(4 * work.model.size(norm) for norm in work.model.norms)
     if work.adapter or work.model.layer_norm:  # LayerNorm's backward pass recomputes the normalized input
         return size
     # It has the input's dtype: that of the products for queries and keys, fp32 for the residual stream.
     return size + sum((4 if norm == "hidden" else work.width) * work.model.size(norm) for norm in work.model.norms)
-
-
-def _residual(work: Workload) -> int:
-    """Bytes per element of the residual stream: embeddings are not cast."""
-    return BYTES[work.precision.unpacked] if work.adapter else BYTES["fp32"]
 
 
 def _attention_bytes(work: Workload, length: int) -> int:
@@ -266,7 +262,7 @@ def forecast(
     again = (layers if recomputed is None else min(recomputed, layers)) if checkpointing.value else 0
     # A checkpointed layer keeps its input. The first layers are checkpointed: they run backward last, so that one
     # layer's activations at a time are recomputed into memory that the others have freed.
-    kept = work.passes * again * tokens * work.model.hidden * BYTES[work.precision.unpacked]
+    kept = work.passes * again * tokens * work.model.states * work.model.hidden * BYTES[work.precision.unpacked]
     positions = int(tokens * supervised)
     # The last layer is checkpointed last; if it is, nothing is subtracted, because other layers need as much.
     unread = tokens - positions if work.prunes and again < layers and positions <= _WORTH_IT * tokens else 0

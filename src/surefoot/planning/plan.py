@@ -160,6 +160,8 @@ class MemoryPlan:
     gathered: int = 0  # weights and gradients that a rank has whole for a moment where an engine shards the weights
     holes: int = 0  # fragmentation of the C library's heap
     ahead: int = 0  # what `grpo.ahead` keeps, where the device has no memory of its own
+    drawn: int = 0  # answers that are drawn at once; 0: none, also in older plans
+    drawing: int = 0  # what drawing them takes beyond an update
     host: int = 0  # bytes of one rank in host memory, not in the total: `ParallelPlan.offload`, and `host_ahead`
     host_ahead: int = 0  # what `grpo.ahead` keeps, otherwise
     host_available: int | None = None  # host memory of one rank; None: unknown, or a plan for a CPU
@@ -173,7 +175,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         states = self.weights + self.gathered + self.gradients + self.optimizer + self.beside + self.ahead
-        return states + self.activations + self.logits + self.holes - self.apart
+        return states + self.activations + self.logits + self.holes - self.apart + self.drawing
 
 
 @dataclass(frozen=True)

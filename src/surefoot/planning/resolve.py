@@ -19,6 +19,7 @@ from surefoot.planning.attention import mask_reason, plan_attention
 from surefoot.planning.batch import plan_batch
 from surefoot.planning.coverage import coverage
 from surefoot.planning.deterministic import plan_deterministic
+from surefoot.planning.drawing import with_answers
 from surefoot.planning.environment import environment_findings, plan_threads
 from surefoot.planning.experts import plan_balance
 from surefoot.planning.fast_paths import plan_kernels
@@ -202,7 +203,7 @@ def resolve(
         trials=seen.pointwise,
         notes=notes,
     )
-    work = with_kernels(work, kernels, config)
+    work = with_answers(config, with_kernels(work, kernels, config), longest)
     batch, memory = plan_batch(
         config.batch,
         config.gradient_checkpointing,

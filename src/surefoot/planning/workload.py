@@ -65,6 +65,8 @@ class Workload:
     compared: int = 0  # fp32 numbers for each logit of a chunk, besides its own, for a teacher's logits or entropies
     other_logits: bool = False  # whether the other model's logits of all positions exist at once
     ahead: int = 0  # bytes that drawing in advance keeps in host memory
+    answer: int = 0  # bytes that drawing an answer takes; 0: this process draws none
+    answers: int | None = None  # that are drawn before an update, over all ranks; None: unknown
     holes: Holes = "none"  # heap fragmentation of the C library
     pictures: Kept = NOTHING  # by the images of a row, until the backward pass has left the vision tower
 
@@ -72,6 +74,11 @@ class Workload:
     def width(self) -> int:
         """Bytes per element of the compute dtype."""
         return BYTES[self.precision.compute.value]
+
+    @property
+    def residual(self) -> int:
+        """Bytes per element of what goes from layer to layer: embeddings are not cast."""
+        return BYTES[self.precision.unpacked] if self.adapter else BYTES["fp32"]
 
     @property
     def autocast(self) -> bool:

@@ -271,6 +271,9 @@ def memory_rows(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     if memory.apart:
         different = "logits, gradients and activations peak at different moments"
         yield "overlap", f"-{size_text(memory.apart)}", different
+    if memory.drawing:
+        what = f"{memory.drawn} answers are drawn at once, which takes more than an update"
+        yield "rollouts", size_text(memory.drawing), what
     if memory.host:
         room = "" if memory.host_available is None else f" of {size_text(memory.host_available)}"
         if memory.host > memory.host_ahead:
