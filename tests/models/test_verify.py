@@ -12,7 +12,10 @@ from torch import nn
 
 from helpers.faults import raises_fault
 from helpers.plans import adapter_plan, attention_plan, choice, linear_names, precision_plan, run_plan
+from helpers.tiers import representatives
 from helpers.tiny_models import tiny_llama
+from helpers.zoo_modern import MODERN
+from surefoot.models import verify as module
 from surefoot.models.adapters import add_adapter
 from surefoot.models.checkpointing import enable_gradient_checkpointing
 from surefoot.models.load import load_model
@@ -91,6 +94,22 @@ def test_each_departure_is_reported(folder, break_it, departures):
     first, *others = [("SF-PLAN-BROKEN", f"plan: {place}", *values) for place, *values in departures]
     with raises_fault(*first, also=others):
         verify_model(model, plan)
+
+
+@pytest.mark.parametrize("family", representatives(("ernie4_5_moe", "hunyuan_v1_moe", "olmo_hybrid"), "hunyuan_v1_moe"))
+def test_what_transformers_keeps_in_fp32_is_no_departure(tmp_path, family):
+    """Routers and rates of decay, whatever type is asked for."""
+    folder = MODERN[family](tmp_path / "base")
+    model = load_model(folder, dtype=torch.bfloat16, attention_implementation="sdpa", device=CPU)
+    frozen = dict(model.named_parameters())
+    wide = [name for name, one in frozen.items() if one.dtype == torch.float32]
+    assert 0 < len(wide) < len(frozen)
+    narrow = list(module._narrowed(model, frozen, torch.bfloat16))
+    assert {one.dtype for one in narrow} == {torch.bfloat16}
+    assert len(narrow) == len(frozen) - len(wide)
+    other = next(one for name, one in frozen.items() if name not in wide)
+    other.data = other.data.float()  # twin: one that it does not keep
+    assert any(one is other for one in module._narrowed(model, frozen, torch.bfloat16))
 
 
 def test_a_plan_for_another_device_or_attention_is_reported_in_full(folder):

@@ -10,17 +10,19 @@ Shapes: T tokens of a text, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from surefoot.models.adapter_targets import adapted_modules, adapted_parameters
 from surefoot.models.checkpointing import checkpointed_layers, has_gradient_checkpointing
 from surefoot.models.decoder import decoder_layers
 from surefoot.models.embeddings import is_tied
+from surefoot.models.facts import plain_parameter
 from surefoot.models.forward import causal_model, narrowed_logits
 from surefoot.models.modes import eval_mode
 from surefoot.models.peft import PeftModel
@@ -51,7 +53,7 @@ def verify_model(model: nn.Module, plan: RunPlan, device: str | None = None) -> 
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     found: dict[str, Any] = {
         "trainable_dtypes": _dtypes(trainable.values()),
-        "frozen_dtypes": _dtypes(frozen.values()),
+        "frozen_dtypes": _dtypes(frozen.values() if held == torch.float32 else _narrowed(base, frozen, held)),
         "not_packed": _not_packed(base) if packed else [],
         "not_rounded": not_rounded(base) if plan.precision.qat.value != OFF else [],
         "trainable": sum(p.numel() for p in trainable.values()),
@@ -123,6 +125,23 @@ def verify_head(model: nn.Module, device: torch.device) -> float:
 def _relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value; inf if the shapes differ."""
     return float((found - wanted).abs().max() / wanted.abs().max()) if found.shape == wanted.shape else math.inf
+
+
+def _narrowed(
+    base: PreTrainedModel, parameters: Mapping[str, nn.Parameter], held: torch.dtype
+) -> Iterator[nn.Parameter]:
+    """Yield the parameters without those that transformers keeps in fp32 whatever type it is asked for: routers and
+    rates of decay of some families."""
+    if not any(one.dtype == torch.float32 for one in parameters.values()):
+        yield from parameters.values()
+        return
+    strict = getattr(base, "_keep_in_fp32_modules_strict", None) or ()
+    with torch.device("meta"):
+        made = type(base)._from_config(base.config, dtype=held)
+    wide = {name for name, one in made.named_parameters() if one.dtype == torch.float32 or any(map(name.count, strict))}
+    for name, one in parameters.items():
+        if one.dtype != torch.float32 or plain_parameter(name).replace(".base_layer", "") not in wide:
+            yield one
 
 
 def _not_packed(base: nn.Module) -> list[str]:
