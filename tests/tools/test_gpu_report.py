@@ -158,6 +158,13 @@ CELL = {
 RUN = {"losses": [9.0], "attention": "flash", "kernels": {"loss": "chunked"}, "repeats": True, "resumed": []}
 
 
+def test_a_rehearsal_says_what_it_did_of_a_part():
+    methods = next(one for one in gpu_parts.PARTS if one.name == "methods")
+    assert methods.shown(True) != methods.shown(False) == methods.what
+    machine = gpu_parts.PARTS[0]
+    assert machine.shown(True) == machine.what
+
+
 def test_a_page_of_nothing_names_what_was_left_out():
     page = gpu_page.page_of(report())
     assert page.count("left out: no time") == len(gpu_parts.PARTS)
@@ -192,7 +199,9 @@ def test_twin_a_resume_that_is_not_equal_is_not_called_so(change, wanted):
 
 
 def test_memory_is_shown_as_a_share_of_the_peak():
-    case = {"name": "1.2 B 1024 lora off", "forecast": 90 * 2**20, "peak": 100 * 2**20, "reserved": 2**27, "off": -0.1}
+    case = {"size": "1.2 B", "length": 1024, "adapter": "lora", "again": "off"}
+    case |= {"forecast": 90 * 2**20, "peak": 100 * 2**20, "reserved": 2**27, "off": -0.1}
     page = gpu_page.page_of(report(**{"memory-lora": [case]}))
     assert "-10.0 %" in page
+    assert "1.2 B, 1024, lora, once" in page
     assert page.count("<rect") == 2

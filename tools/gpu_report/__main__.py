@@ -82,7 +82,7 @@ def main() -> None:
     open_ = [part.name for part in PARTS if (read(call, part) or {"state": ""})["state"] not in _FINISHED]
     if asked.rehearse:  # one cell stands for all
         open_ = [name for name in open_ if not name.startswith("cell-")]
-    print(f"{page}\n{page.with_suffix('.json')}: attach both to an issue")
+    print(f"{page}\n{page.with_suffix('.json')}{'' if asked.rehearse else ': attach both to an issue'}")
     if open_:
         print(f"open: {', '.join(open_)}; the same command again goes on there")
 
@@ -173,7 +173,7 @@ def finish(call: Call, identity: dict[str, str], notes: list[str]) -> Path:
     unknown = {"state": "left out", "why": "not begun yet", "seconds": 0.0, "found": None, "log": []}
     found: dict[str, Any] = {"format": 1, "identity": identity, "notes": notes, "parts": {}}
     for part in PARTS:
-        found["parts"][part.name] = {"what": part.what} | (read(call, part) or unknown)
+        found["parts"][part.name] = {"what": part.shown(call.rehearse)} | (read(call, part) or unknown)
     text = json.dumps(found, indent=1).replace(str(ROOT), ".").replace(str(Path.home()), "~")
     (call.out / "report.json").write_text(text + "\n", encoding="utf-8")
     page = call.out / "report.html"

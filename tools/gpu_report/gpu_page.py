@@ -78,7 +78,8 @@ def machine_rows(found: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
     device = found["device"]
     yield "GPU", f"{device['name']}, {device['memory'] / _GIB:.1f} GiB, {(found['free'] or 0) / _GIB:.1f} free"
     yield "compute capability", ".".join(map(str, device.get("capability", ())))
-    yield "CUDA, cuDNN, driver", f"{device.get('cuda')}, {device.get('cudnn')}, {device.get('driver') or 'unknown'}"
+    versions = (device.get(name) or "unknown" for name in ("cuda", "cudnn", "driver"))
+    yield "CUDA, cuDNN, driver", ", ".join(map(str, versions))
     yield "torch is built for", ", ".join(found["arch_list"])
     for name, value in found["smi"].items():
         yield f"nvidia-smi: {name}", value
@@ -132,7 +133,12 @@ def path_rows(found: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def memory_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for name, rows in found.items() if name.startswith("memory-") for row in rows or ()]
+    rows = [row for name, rows in found.items() if name.startswith("memory-") for row in rows or ()]
+    return [{**row, "name": _case(row)} for row in rows]
+
+
+def _case(row: dict[str, Any]) -> str:
+    return f"{row['size']}, {row['length']}, {row['adapter']}, {'twice' if row['again'] == 'on' else 'once'}"
 
 
 def memory_picture(rows: Sequence[dict[str, Any]]) -> Picture:

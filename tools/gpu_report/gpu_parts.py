@@ -49,13 +49,18 @@ class Call:
 @dataclass(frozen=True)
 class Part:
     """minutes: that it takes on one GPU, by a guess; it is not begun with less. command: is given the file that the
-    process writes its result to, also in between. read: makes the result from that file."""
+    process writes its result to, also in between. read: makes the result from that file. rehearsed: what a rehearsal
+    does of it, where that is less than all in small shapes."""
 
     name: str
     what: str
     minutes: float
     command: Callable[[Call, Path], list[str]]
     read: Callable[[Path], Any] = lambda path: json.loads(path.read_text(encoding="utf-8"))
+    rehearsed: str = ""
+
+    def shown(self, rehearse: bool) -> str:
+        return self.rehearsed if rehearse and self.rehearsed else self.what
 
 
 def _measured(name: str) -> Callable[[Call, Path], list[str]]:
@@ -121,8 +126,15 @@ def _cell(name: str) -> Callable[[Call, Path], list[str]]:
 
 PARTS = (
     Part("machine", "GPU, driver, versions", 0.3, _measured("machine")),
-    Part("tests", "the tests that need a GPU", 4, _tests, _passed),
-    Part("methods", "every method, killed and resumed, and every command", 4, _methods, _passed),
+    Part("tests", "the tests that need a GPU", 4, _tests, _passed, "of the tests that need a GPU, those that train"),
+    Part(
+        "methods",
+        "every method, killed and resumed, and every command",
+        4,
+        _methods,
+        _passed,
+        "LoRA, killed and resumed, in place of every method and command (make rehearsal runs them)",
+    ),
     Part("probes", "kernels against float64, and their times", 1, _measured("probes")),
     Part("cudnn", "shapes at which cuDNN's attention is wrong", 0.5, _measured("cudnn")),
     Part("runs", "runs beside their plain fp32 path; death and resume bit for bit", 4, _measured("runs")),
