@@ -14,10 +14,13 @@ from click.testing import CliRunner
 
 import surefoot
 from gpu.devices import QUIET
-from helpers import pretend_gpu
+from helpers import pretend_gpu, stored_forms, zoo
 from helpers.experts import moe_model
 from helpers.seeing import picture, seeing
+from helpers.seeing_families import FAMILIES as SEEING
+from helpers.seeing_families import seeing_family
 from helpers.tiny_models import tiny_llama
+from helpers.zoo_modern import MODERN
 from surefoot.commands.main import main
 from surefoot.method_facts.losses import GROUP_LOSSES, PAIR_LOSSES
 from surefoot.training import loop
@@ -64,8 +67,22 @@ _SEEING = {(why, "models/forward.py:hidden_states") for why in ("copy to the hos
 _UNALIGNED = {
     ("copy to the host", place) for place in ("kernels/experts.py:grouped", "models/fast/last_block.py:forward")
 }
+_COUNTED = {("copy to the host", "training/step.py:_balance")}  # where the step's tokens went, before they are learned
+# torch's picture of a tower's patches in transformers: which of them are blank, which belong together.
+_BLANK = {(why, "models/forward.py:hidden_states") for why in ("aten::index", "aten::nonzero")}
 BESIDES |= {
     "grpo-rewards": BESIDES["grpo"],
+    "added": {NARROWED},
+    "kernels-plain": {NARROWED},
+    "experts-balanced": {_LOADS, *_UNALIGNED, *_COUNTED},
+    "experts-stored": {_LOADS, *_UNALIGNED},
+    "experts-hybrid": {_LOADS, *_UNALIGNED},
+    "images-pairs": _SEEING,
+    "images-adapter": _SEEING,
+    "images-cross": _SEEING,
+    "images-timm": _SEEING,
+    "images-tiles": _SEEING,
+    "images-smolvlm": _SEEING | _BLANK,
     "experts-lora": {_LOADS, *_UNALIGNED},
     "experts-full": {_LOADS, *_UNALIGNED},
     "images": _SEEING,
@@ -116,9 +133,22 @@ def _make_experts(folder: Path) -> None:
 
 def _make_eye(folder: Path) -> None:
     seeing("qwen2_5_vl", folder)
+    _make_pictures(folder.parent)
+
+
+def _make_other_eye(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        seeing_family(name, folder)
+        _make_pictures(folder.parent)
+
+    return make
+
+
+def _make_pictures(world: Path) -> None:
+    """Records with pictures, and pairs with pictures."""
     colours = ("red", "blue", "green") * 3
     for colour in colours:
-        picture(folder.parent / f"{colour}.png", colour)
+        picture(world / f"{colour}.png", colour)
     rows = [
         {
             "conversations": [{"from": "human", "value": f"<image>What {n}?"}, {"from": "gpt", "value": colour}],
@@ -126,7 +156,17 @@ def _make_eye(folder: Path) -> None:
         }
         for n, colour in enumerate(colours)
     ]
-    (folder.parent / "pictures.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = [
+        {"prompt": [{"role": "user", "content": f"<image>What {n}?"}], "chosen": colour, "rejected": "none"}
+        | {"images": [f"{colour}.png"]}
+        for n, colour in enumerate(colours)
+    ]
+    for name, records in (("pictures", rows), ("picture-pairs", pairs)):
+        (world / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+
+
+def _make_stored(folder: Path) -> None:
+    stored_forms.in_mxfp4(MODERN["gpt_oss"](folder, hidden_size=64, intermediate_size=64, head_dim=16))
 
 
 def _make_graders(folder: Path) -> None:
@@ -160,6 +200,12 @@ _MADE: dict[str, Callable[[Path], None]] = {
     "judge": _make_graders,
     "teacher": _make_teacher,
     "taught": _make_taught,
+    "stored": _make_stored,
+    "blocks": lambda folder: stored_forms.in_fp8(zoo.llama3(folder)) and None,
+    "dropping": lambda folder: zoo.gpt2(folder) and None,
+    "hybrid": lambda folder: MODERN["falcon_h1"](folder) and None,
+    "linear": lambda folder: MODERN["qwen3_next"](folder) and None,
+    **{f"eye-{name}": _make_other_eye(name) for name in SEEING},
 }
 
 
@@ -255,6 +301,29 @@ CASES = {
     "experts-full": BF16 | {"needs": "experts", "model": "WORLD/experts", "adapter": None},
     "distill": BF16 | {"stage": "distill", "needs": "teacher", "distill": {"teacher": "WORLD/teacher"}},
     "distill-stored": BF16 | {"stage": "distill", "needs": "taught", "distill": {"teacher": "WORLD/taught"}},
+    "distill-drawn": BF16
+    | {
+        "stage": "distill",
+        "needs": "teacher",
+        "distill": {"teacher": "WORLD/teacher", "on_policy": 1.0, "max_new_tokens": 8, "beta": 0.5, "sft": 0.1},
+    },
+    "dpo-cached": BF16 | {"stage": "dpo", "records": "pairs", "alignment": {"reference": "cached"}},
+    "pissa": BF16 | {"adapter": LORA | {"start": "pissa"}},
+    "olora": BF16 | {"adapter": LORA | {"start": "olora"}},
+    "part": BF16 | {"adapter": None, "model": {"path": "WORLD/base", "trained": [r"model\.layers\.(last 1)\..*"]}},
+    "drawn-weights": BF16 | {"adapter": None, "model": {"path": "WORLD/base", "weights": "random"}},
+    "rates": BF16 | {"optim": {"lr": 1e-3, "rates": [{"of": "lora_B", "lr": 1e-2}]}},
+    "added": BF16 | {"tokenizer": {"add": ["<think>"], "add_special": ["<|mark|>"]}},
+    "kernels-plain": BF16 | {"kernels": {"adapter": "plain", "loss": "plain", "last_block": "plain"}},
+    "deterministic": BF16 | {"attention": {"flash": "on", "deterministic": "on"}},
+    "dropping": BF16 | {"needs": "dropping", "model": "WORLD/dropping", "adapter": None},
+    "hybrid": BF16 | {"needs": "hybrid", "model": "WORLD/hybrid"},
+    "experts-hybrid": BF16 | {"needs": "linear", "model": "WORLD/linear"},
+    "experts-balanced": BF16
+    | {"needs": "experts", "model": {"path": "WORLD/experts", "router_aux_loss_coef": 0.01}, "adapter": LORA},
+    # Bases that are stored in few bits and decoded; gpt-oss has attention sinks as well.
+    "experts-stored": BF16 | {"needs": "stored", "model": "WORLD/stored"},
+    "blocks": BF16 | {"needs": "blocks", "model": "WORLD/blocks"},
     # A base whose weights are codes, and moments that are: bitsandbytes' CPU kernels stand in for those of CUDA.
     "nf4": {"precision": {"compute": "bf16", "base": "nf4"}},
     "nf4-dora": {"precision": {"compute": "bf16", "base": "nf4"}, "adapter": {"kind": "dora", "rank": 4}},
@@ -298,6 +367,18 @@ CASES = {
         "adapter": None,
         "vision": {"tower": "trained", "projector": "trained"},
     },
+    "images-adapter": BF16
+    | {
+        "needs": "eye",
+        "records": "pictures",
+        "model": "WORLD/eye",
+        "vision": {"tower": "adapter", "projector": "adapter"},
+    },
+    "images-pairs": BF16 | {"stage": "dpo", "needs": "eye", "records": "picture-pairs", "model": "WORLD/eye"},
+    **{
+        f"images-{case}": BF16 | {"needs": f"eye-{name}", "records": "pictures", "model": f"WORLD/eye-{name}"}
+        for case, name in {"cross": "mllama", "timm": "gemma3n", "tiles": "lfm2_vl", "smolvlm": "smolvlm"}.items()
+    },
 }
 
 
@@ -305,6 +386,8 @@ _QUANTIZED = [case for case in CASES if case.startswith(("nf4", "int8")) or case
 NEEDED = {
     **dict.fromkeys(("qat", "qat-nvfp4", "qat-mxfp4"), ("torchao",)),
     **dict.fromkeys(_QUANTIZED, ("bitsandbytes",)),
+    "images-timm": ("torchvision", "timm"),
+    "images-tiles": ("torchvision",),
 }
 
 

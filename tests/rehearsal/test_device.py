@@ -107,6 +107,36 @@ def test_waits_are_counted(device, wait):
     assert len(device.waits()) > before
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_dropout_is_a_function_of_the_devices_seed(causal):
+    """Its gradient is that of the numbers it computed, by differences."""
+    parts = [on_gpu(2, heads, 5, 8).requires_grad_() for heads in (4, 2, 2)]
+    weights = on_gpu(2, 4, 5, 8)
+
+    def summed(*given):
+        torch.manual_seed(3)
+        out = F.scaled_dot_product_attention(*given, dropout_p=0.5, is_causal=causal, enable_gqa=True)
+        return (out * weights).sum()
+
+    first = summed(*parts)
+    assert first.item() == summed(*parts).item()
+    first.backward()
+    with torch.no_grad():
+        other = F.scaled_dot_product_attention(*parts, dropout_p=0.5, is_causal=causal, enable_gqa=True)
+        assert float((other * weights).sum()) != first.item()  # the generator has gone on
+        for place, one in enumerate(parts):
+            step = on_gpu(*one.shape) * 1e-2
+            more, less = (summed(*parts[:place], one + sign * step, *parts[place + 1 :]) for sign in (1, -1))
+            wanted = float((step * one.grad).sum())
+            assert float(more - less) / 2 == pytest.approx(wanted, abs=2e-3)  # fp32, and the third derivative
+
+
+def test_depthwise_convolutions_are_those_of_a_cpu():
+    x, weight, bias = torch.randn(2, 4, 9, 9), torch.randn(8, 1, 3, 3), torch.randn(8)
+    found = F.conv2d(*(one.to("cuda") for one in (x, weight, bias)), stride=2, padding=1, groups=4)
+    torch.testing.assert_close(found.cpu(), F.conv2d(x, weight, bias, stride=2, padding=1, groups=4))
+
+
 def test_draws_follow_the_devices_own_seed():
     torch.manual_seed(3)
     first = on_gpu(4)

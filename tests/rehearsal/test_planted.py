@@ -10,6 +10,7 @@ import torch
 
 from helpers.tiers import representatives
 from rehearsal.runs import (
+    BESIDES,
     ON_THE_PRETEND_GPU,
     PER_PASS,
     Died,
@@ -22,13 +23,16 @@ from rehearsal.runs import (
 )
 from surefoot.data.batching import batch
 from surefoot.kernels import packed_attention
-from surefoot.methods import preference
-from surefoot.methods.distill import stored, task
+from surefoot.methods import examples, preference
+from surefoot.methods.distill import stored
 from surefoot.methods.losses import logprobs
 from surefoot.models import bos, forward, value_head
 from surefoot.report.verification import compare_folders
+from surefoot.runs import steps
+from surefoot.system.errors import EnvironmentFault
 from surefoot.training import optimizer_state, step
 from surefoot.training.engine import replicated
+from surefoot.training.routing import Routing
 
 pytestmark = ON_THE_PRETEND_GPU
 Patch = pytest.MonkeyPatch
@@ -119,6 +123,23 @@ def test_what_is_left_on_the_host_is_refused(world, fault):
             train(config, resume=resumes, **how)
 
 
+def cross_attention_counted(patch: Patch) -> None:
+    """With the language model's own: on a GPU a mask takes another kernel."""
+    real = steps.attending_to_pictures
+    patch.setattr(
+        steps, "attending_to_pictures", lambda model: [one for one in real(model) if "Cross" not in type(one).__name__]
+    )
+
+
+@pytest.mark.slow
+def test_the_kernel_of_cross_attention_is_its_own(world):
+    config, how = started(world, "images-cross", "counted")
+    with Patch.context() as patch:
+        cross_attention_counted(patch)
+        with pytest.raises(EnvironmentFault, match="mem_efficient"):
+            train(config, **how)
+
+
 def read_in_the_loss(patch: Patch) -> None:
     real = step.add_gradient
 
@@ -140,7 +161,23 @@ def documents_that_wait(patch: Patch) -> None:
 
 def digests_on_the_device(patch: Patch) -> None:
     """Of the examples whose teacher's distributions are stored."""
-    patch.setattr(task, "digested", lambda rows: rows)
+    patch.setattr(examples, "digested", lambda batch: batch)
+
+
+def answers_found_on_the_device(patch: Patch) -> None:
+    """Of pairs whose log-probabilities under the reference are stored."""
+    patch.setattr(preference, "with_digests", lambda *batches: batches)
+
+
+def counts_that_start_on_the_host(patch: Patch) -> None:
+    """Of the tokens that go to each expert."""
+    real = Routing.tally
+
+    def tally(self: Routing, seen: Any, rows: Any) -> Any:
+        found = real(self, seen, rows)
+        return torch.zeros(()).to(found[0].device) + found[0], *found[1:]
+
+    patch.setattr(Routing, "tally", tally)
 
 
 def distributions_that_wait(patch: Patch) -> None:
@@ -152,6 +189,8 @@ WAITS = [
     ("packed", documents_that_wait),
     ("distill-stored", digests_on_the_device),
     ("distill-stored", distributions_that_wait),
+    ("dpo-cached", answers_found_on_the_device),
+    ("experts-balanced", counts_that_start_on_the_host),
 ]
 
 
@@ -161,7 +200,7 @@ def test_a_wait_more_is_named(world, case, plant):
     with Patch.context() as patch:
         plant(patch)
         waits, _ = waits_of_a_step(config, **how)
-    assert set(waits) - PER_PASS
+    assert set(waits) - PER_PASS - BESIDES.get(case, set())
 
 
 def seeds_of_the_host_alone(patch: Patch) -> None:

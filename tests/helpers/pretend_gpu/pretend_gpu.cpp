@@ -281,8 +281,9 @@ at::Tensor empty_like_of(const at::Tensor& cpu) {
       cpu.sizes(), cpu.strides(), &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA), cpu.scalar_type());
 }
 
-void answer_yes(const at::Tensor& shape_alone) {  // to whatever is asked of values that are not there
+void answer_yes(const at::Tensor& shape_alone) {  // to whatever is asked of values that are not there; the first of all is chosen
   if (shape_alone.scalar_type() == at::kBool) as_cpu(shape_alone).fill_(true);
+  else if (at::isIntegralType(shape_alone.scalar_type(), false)) as_cpu(shape_alone).zero_();
 }
 
 at::Tensor to_device(const at::Tensor& cpu) {
@@ -396,8 +397,14 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       value = list;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const std::optional<at::Tensor> one : value.toOptionalTensorList())
-        list.push_back(one ? std::optional<at::Tensor>(there(*one)) : std::nullopt);
+      for (const std::optional<at::Tensor> one : value.toOptionalTensorList()) {
+        if (shapes && one && one->scalar_type() == at::kBool) {  // its values are there, and say how many are chosen
+          const auto count = as_cpu(*one).sum().item<int64_t>();
+          for (int64_t i = 0; i < one->dim(); ++i) list.push_back(at::empty({count}, at::device(at::kMeta).dtype(at::kLong)));
+        } else {
+          list.push_back(one ? std::optional<at::Tensor>(there(*one)) : std::nullopt);
+        }
+      }
       value = list;
     } else if (value.isDevice() && value.toDevice().is_cuda()) {
       value = Device(shapes ? DeviceType::Meta : DeviceType::CPU);
@@ -479,6 +486,15 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
+// The mask has values where numbers have shapes alone.
+at::Tensor masked_select(const at::Tensor& self, const at::Tensor& mask) {
+  refuse_mixture("aten::masked_select", {self, mask});
+  finish_those_of({self.storage().unsafeGetStorageImpl(), mask.storage().unsafeGetStorageImpl()});
+  wait("aten::masked_select");
+  if (!books().shapes_only) return to_device(at::masked_select(as_cpu(self), as_cpu(mask)));
+  return at::empty({as_cpu(mask).expand(at::infer_size(self.sizes(), mask.sizes())).sum().item<int64_t>()}, self.options());
+}
+
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   wait("item");
   return at::_local_scalar_dense(as_cpu(self));
@@ -506,39 +522,81 @@ const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::opt
 
 // Attention: the composite operator asks which kernel is to run, and calls that of CUDA by its own name.
 int64_t fused_sdp_choice(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double,
     bool, std::optional<double>, bool) {
   const bool half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
   const auto& context = at::globalContext();
-  const bool alike = query.size(-1) == value.size(-1) && query.size(-1) <= 256 && dropout == 0.0;
+  const bool alike = query.size(-1) == value.size(-1) && query.size(-1) <= 256;
   const bool learned_mask = mask && mask->requires_grad();
   if (half && !mask && alike && context.userEnabledFlashSDP()) return 1;
   if (alike && !learned_mask && context.userEnabledMemEfficientSDP()) return 2;
   if (context.userEnabledMathSDP()) return 0;
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
+// Attention with dropout, for which the CPU has no fused kernel: by the formula. The mask follows from a seed that the
+// forward pass draws from the device's generator and hands to the backward pass.
+struct Dropped {
+  at::Tensor q, k, v, share, kept;  // share: softmax of the scores; kept: 0, or 1 / (1 - p)
+  double scale;
+  int64_t groups;
+  Dropped(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& bias,
+          double p, bool causal, std::optional<double> given, int64_t seed)
+      : scale(given.value_or(1 / std::sqrt(double(query.size(-1))))), groups(query.size(1) / key.size(1)) {
+    auto wide = [&](const at::Tensor& one) { return as_cpu(one).to(at::kFloat).repeat_interleave(groups, 1); };
+    q = as_cpu(query).to(at::kFloat), k = wide(key), v = wide(value);
+    auto scores = at::matmul(q, k.transpose(-2, -1)) * scale;
+    if (bias) scores += as_cpu(*bias);
+    if (causal) scores.masked_fill_(at::ones({q.size(2), k.size(2)}, at::kBool).triu(1), -INFINITY);
+    share = scores.softmax(-1);
+    kept = at::empty(share.sizes(), at::kFloat).bernoulli_(1 - p, at::detail::createCPUGenerator(seed)) / (1 - p);
+  }
+  at::Tensor out() const { return at::matmul(share * kept, v); }
+  std::array<at::Tensor, 3> back(const at::Tensor& gradient) const {
+    const auto g = as_cpu(gradient).to(at::kFloat);
+    const auto inner = at::matmul(g, v.transpose(-2, -1)) * kept;
+    const auto scores = share * (inner - (inner * share).sum(-1, true)) * scale;
+    auto narrow = [&](const at::Tensor& one) {
+      return one.view({one.size(0), one.size(1) / groups, groups, one.size(2), one.size(3)}).sum(2);
+    };
+    return {at::matmul(scores, k), narrow(at::matmul(scores.transpose(-2, -1), q)), narrow(at::matmul((share * kept).transpose(-2, -1), g))};
+  }
+};
+std::tuple<at::Tensor, at::Tensor, at::Tensor> dropped_back(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const std::optional<at::Tensor>& bias, double p, bool causal, std::optional<double> scale, const at::Tensor& seed) {
+  auto found = Dropped(query, key, value, bias, p, causal, scale, seed.item<int64_t>()).back(grad);
+  const auto type = query.scalar_type();
+  return {to_device(found[0].to(type)), to_device(found[1].to(type)), to_device(found[2].to(type))};
+}
+at::Tensor drawn_seed(double dropout) {  // [2], as flash's
+  auto seed = at::zeros({2}, at::kLong);
+  if (dropout > 0) seed[0].random_(static_cast<DeviceGenerator*>(default_generator().unsafeGetGeneratorImpl())->inner);
+  return seed;
+}
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor, at::Tensor, at::Tensor> flash_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout, bool causal, bool,
     std::optional<double> scale) {
-  at::Tensor out, lse;
-  if (books().shapes_only) {
+  at::Tensor out, lse, seed = drawn_seed(dropout);
+  if (books().shapes_only || dropout > 0) {
     out = at::empty_like(query);
     lse = at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
+    at::RecordFunctionGuard unseen(false);
+    if (!books().shapes_only) as_cpu(out).copy_(Dropped(query, key, value, {}, dropout, causal, scale, seed[0].item<int64_t>()).out());
   } else {
     at::RecordFunctionGuard unseen(false);
     auto found = at::_scaled_dot_product_flash_attention_for_cpu(as_cpu(query), as_cpu(key), as_cpu(value), dropout, causal, {}, scale);
     out = to_device(std::get<0>(found));
     lse = to_device(std::get<1>(found));
   }
-  auto seed = at::zeros({2}, at::kLong);
   return {out, lse, at::Tensor(), at::Tensor(), query.sym_size(2), key.sym_size(2), to_device(seed), to_device(at::zeros({}, at::kLong)), at::Tensor()};
 }
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& out,
-    const at::Tensor& lse, const at::Tensor&, const at::Tensor&, int64_t, int64_t, double dropout, bool causal, const at::Tensor&,
-    const at::Tensor&, std::optional<double> scale) {
+    const at::Tensor& lse, const at::Tensor&, const at::Tensor&, int64_t, int64_t, double dropout, bool causal,
+    const at::Tensor& seed, const at::Tensor&, std::optional<double> scale) {
   if (books().shapes_only) return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
   at::RecordFunctionGuard unseen(false);
+  if (dropout > 0) return dropped_back(grad, query, key, value, {}, dropout, causal, scale, as_cpu(seed)[0]);
   auto found = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       as_cpu(grad), as_cpu(query), as_cpu(key), as_cpu(value), as_cpu(out), as_cpu(lse), dropout, causal, {}, scale);
   return {to_device(std::get<0>(found)), to_device(std::get<1>(found)), to_device(std::get<2>(found))};
@@ -546,10 +604,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, bool,
     double dropout, bool causal, std::optional<double> scale) {
-  at::Tensor out, lse;
-  if (books().shapes_only) {
+  at::Tensor out, lse, seed = drawn_seed(dropout);
+  if (books().shapes_only || dropout > 0) {
     out = at::empty_like(query);
     lse = at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
+    at::RecordFunctionGuard unseen(false);
+    if (!books().shapes_only) as_cpu(out).copy_(Dropped(query, key, value, mask, dropout, causal, scale, seed[0].item<int64_t>()).out());
   } else {
     std::optional<at::Tensor> bias = mask ? std::optional<at::Tensor>(as_cpu(*mask)) : std::nullopt;
     at::RecordFunctionGuard unseen(false);
@@ -558,15 +618,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_forward(
     out = to_device(std::get<0>(found));
     lse = to_device(std::get<1>(found));
   }
-  return {out, lse, to_device(at::zeros({}, at::kLong)), to_device(at::zeros({}, at::kLong))};
+  return {out, lse, to_device(seed[0].clone()), to_device(at::zeros({}, at::kLong))};
 }
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& mask,
-    const at::Tensor& out, const at::Tensor& lse, const at::Tensor&, const at::Tensor&, double dropout, std::array<bool, 4>,
+    const at::Tensor& out, const at::Tensor& lse, const at::Tensor& seed, const at::Tensor&, double dropout, std::array<bool, 4>,
     bool causal, std::optional<double> scale) {
   if (books().shapes_only) return {at::empty_like(query), at::empty_like(key), at::empty_like(value), at::Tensor()};
   std::optional<at::Tensor> bias = mask.defined() ? std::optional<at::Tensor>(as_cpu(mask)) : std::nullopt;
   at::RecordFunctionGuard unseen(false);
+  if (dropout > 0) {
+    auto [dq, dk, dv] = dropped_back(grad, query, key, value, bias, dropout, causal, scale, as_cpu(seed));
+    return {dq, dk, dv, at::Tensor()};
+  }
   auto found = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       as_cpu(grad), as_cpu(query), as_cpu(key), as_cpu(value), as_cpu(out), as_cpu(lse), dropout, causal, bias, scale);
   return {to_device(std::get<0>(found)), to_device(std::get<1>(found)), to_device(std::get<2>(found)), at::Tensor()};
@@ -585,6 +649,23 @@ at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, co
   finish_those_of({self.storage().unsafeGetStorageImpl()});
   at::RecordFunctionGuard unseen(false);
   return to_device(at::histc(as_cpu(self).to(at::kDouble), bins, min, max).to(self.scalar_type()));
+}
+
+// An operator that only GPUs have.
+at::Tensor depthwise(
+    const at::Tensor& self, const at::Tensor& weight, at::IntArrayRef, const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef dilation) {
+  refuse_mixture("aten::_conv_depthwise2d", {self, weight});
+  if (books().shapes_only) {
+    std::vector<int64_t> sizes{self.size(0), weight.size(0)};
+    for (int i : {0, 1})
+      sizes.push_back((self.size(2 + i) + 2 * padding[i] - dilation[i] * (weight.size(2 + i) - 1) - 1) / stride[i] + 1);
+    return at::empty(sizes, self.options());
+  }
+  finish_those_of({self.storage().unsafeGetStorageImpl()});
+  at::RecordFunctionGuard unseen(false);
+  auto own = bias ? std::optional<at::Tensor>(as_cpu(*bias)) : std::nullopt;
+  return to_device(at::conv2d(as_cpu(self), as_cpu(weight), own, stride, padding, dilation, self.size(1)));
 }
 
 // Rows of several documents: query [tokens, heads, width], keys and values with as many heads or fewer.
@@ -680,6 +761,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("resize_", &resize_);
   m.impl("native_dropout", &native_dropout);
   m.impl("histc", &histc);
+  m.impl("masked_select", &masked_select);
+  m.impl("_conv_depthwise2d", &depthwise);
   // torch would ask the tensor's device for kernels of its own, below the dispatcher.
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("_fused_sdp_choice", &fused_sdp_choice);
