@@ -103,10 +103,15 @@ def build_empty(folder: Path, shape: Shape, width: int) -> None:
     config = write_config(folder, ["a b c"], shape)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    write_empty(folder, model, width, tied=bool(config.tie_word_embeddings))
+
+
+def write_empty(folder: Path, model: Any, width: int, *, tied: bool) -> None:
+    """The weights alone. model: on the meta device. tied: whether its head is its embedding."""
     shards: list[dict[str, Any]] = [{}]
     end = 0
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if name == "lm_head.weight" and tied:
             continue
         if end > SHARD:
             shards.append({})
