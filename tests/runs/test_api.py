@@ -8,6 +8,7 @@ import pytest
 import surefoot
 from helpers.tiny_models import tiny_llama
 from surefoot.config.load import check_config
+from surefoot.config.schema import RunConfig
 from surefoot.system.errors import InputError
 
 
@@ -46,3 +47,29 @@ def test_overrides_are_a_list(tmp_path):
     with pytest.raises(InputError) as told:
         surefoot.train(tmp_path / "run.yaml", "optim.lr=1e-4")
     assert [fault.where for fault in told.value.faults] == ["overrides"]
+
+
+PATTERNS = {  # keys with a regular expression that is none -> where that is told
+    "adapter.targets": {"adapter": {"kind": "lora", "targets": ["re:(("]}},
+    "model.trained": {"model": {"path": "", "trained": ["(("]}},
+    "optim.rates[0].of": {"optim": {"rates": [{"lr": 1e-3, "of": "(("}]}},
+    "grpo.rewards[0].pattern": {"stage": "grpo", "grpo": {"rewards": [{"name": "regex", "pattern": "(("}]}},
+}
+
+
+@pytest.mark.parametrize("where", PATTERNS)
+def test_a_config_made_in_python_is_checked_as_a_file_is(mapping, where):
+    plain = json.loads(json.dumps(mapping, default=str)) | PATTERNS[where]
+    if where == "model.trained":
+        plain["model"] = PATTERNS[where]["model"] | {"path": str(mapping["model"])}
+    for config in (plain, RunConfig.model_validate(plain)):
+        with pytest.raises(InputError) as told:
+            surefoot.plan(config)
+        assert where in [fault.where for fault in told.value.faults]
+
+
+def test_twin_a_sound_config_made_in_python_gives_the_plan_of_its_mapping(mapping):
+    plain = json.loads(json.dumps(mapping, default=str)) | {"optim": {"rates": [{"lr": 1e-3, "of": "norm"}]}}
+    assert surefoot.plan(RunConfig.model_validate(plain), hardware_name="cpu") == surefoot.plan(
+        plain, hardware_name="cpu"
+    )

@@ -3,8 +3,10 @@
 import pytest
 from transformers import TrainingArguments
 
+from helpers.faults import raises_fault
 from surefoot.config.schema import RunConfig
 from surefoot.config.types import Duration
+from surefoot.runs import prepared
 from surefoot.runs.prepared import Timetable, make_schedule, make_timetable
 
 
@@ -42,6 +44,24 @@ def test_due_steps_end_with_the_last(every, steps):
 
 def test_without_an_interval_only_the_end_is_evaluated():
     assert table("15 steps", eval_every=None).eval_steps == {15}
+
+
+@pytest.mark.parametrize("length", ["1e20 epochs", "1e308 epochs", "1e12 steps", "1e15 tokens", "1e308 tokens"])
+def test_a_length_that_nobody_can_wait_for_is_refused_at_once(length):
+    with raises_fault("SF-CONFIG-CONFLICT", "duration"):
+        table(length)
+    assert table("15 steps", eval_every=length, save_every=length).eval_steps == {15}, "a late event only ends the run"
+
+
+@pytest.mark.parametrize("most", [14, 15])
+def test_twin_the_limit_is_the_longest_length(most, monkeypatch):
+    monkeypatch.setattr(prepared, "_MOST", most)
+    if most == 15:
+        assert table("15 steps").total_steps == table("105 tokens").total_steps == 15
+    else:
+        for length in ("15 steps", "105 tokens", "1.5 epochs"):
+            with raises_fault("SF-CONFIG-CONFLICT", "duration"):
+                table(length)
 
 
 def test_epoch_is_fractional():

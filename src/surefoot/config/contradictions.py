@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from surefoot.config import method_contradictions
-from surefoot.config.keys import shown_key
+from surefoot.config.keys import schema_key, shown_key
 from surefoot.config.method_contradictions import problem as _problem
 from surefoot.config.problems import Problem
 from surefoot.config.schema import (
@@ -89,22 +89,23 @@ def _plain_texts(config: RunConfig) -> Iterator[Problem]:
 
 def _patterns(config: RunConfig) -> Iterator[Problem]:
     targets = [] if config.adapter is None or config.adapter.targets == "all-linear" else config.adapter.targets
-    for target in (target for target in targets if target.startswith(PATTERN)):
+    patterns = [
+        *(("adapter.targets", target.removeprefix(PATTERN)) for target in targets if target.startswith(PATTERN)),
+        *(("model.trained", pattern) for pattern in config.model.trained or ()),
+        *((f"optim.rates.{place}.of", part.of) for place, part in enumerate(config.optim.rates)),
+        *((f"grpo.rewards.{place}.pattern", term.pattern) for place, term in enumerate(config.grpo.rewards)),
+    ]
+    for key, pattern in patterns:
         try:
-            re.compile(target.removeprefix(PATTERN))
+            re.compile(pattern or "")
         except re.error as error:
-            yield _problem("adapter.targets", f"{target!r} is no regular expression: {error}", "correct it", "adapter")
+            yield _problem(key, f"{pattern!r} is no regular expression: {error}", "correct it", schema_key(key))
 
 
 def _trained(config: RunConfig) -> Iterator[Problem]:
     if config.model.trained is None:
         return
     key = "model.trained"
-    for pattern in config.model.trained:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield _problem(key, f"{pattern!r} is no regular expression: {error}", "correct it", "model")
     if config.adapter is not None:
         what = "names what trains in full, but an adapter trains instead of the model's weights"
         yield _problem(key, what, "leave one of them out, or use adapter.modules_to_save", "adapter")
@@ -169,12 +170,6 @@ def _sources(config: RunConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 def _optimizer(config: RunConfig) -> Iterator[Problem]:
     optim = config.optim
-    for number, part in enumerate(optim.rates):
-        try:
-            re.compile(part.of)
-        except re.error as error:
-            key = f"optim.rates.{number}.of"
-            yield _problem(key, f"{part.of!r} is no regular expression: {error}", "correct it", "optim.rates")
     if optim.momentum is not None and optim.name not in ("rmsprop", "sgd", "muon"):
         what = f"only rmsprop, sgd and muon use it, but optim.name is {optim.name}"
         yield _problem(

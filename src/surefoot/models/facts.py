@@ -331,9 +331,11 @@ def _matrices(module: nn.Module) -> tuple[MatrixFact, ...]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return a library's message in one line, with the exception type if the message is only a key."""
+    """Return a library's message in one line; if it is only a key or nothing, with what that means."""
     text = textwrap.shorten(str(error), 240, placeholder=" …")
-    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()
+    if isinstance(error, KeyError):
+        return f"transformers looks for {text} and does not find it"
+    return text or type(error).__name__
 
 
 def _sees_both_ways(model: PreTrainedModel) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import torch
 
-from surefoot.config.load import LoadedConfig, check_config, load_config
+from surefoot.config.load import LoadedConfig, check_config, load_config, plain_config
 from surefoot.config.schema import RunConfig
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.families.files import read_json
@@ -137,8 +137,9 @@ def _checked(config: AnyConfig, overrides: Sequence[str]) -> RunConfig:
         )
     if isinstance(config, LoadedConfig):
         return config.config
-    if isinstance(config, RunConfig):
-        return config
+    if isinstance(config, RunConfig):  # made in Python, so nobody has looked for contradictions and files
+        check_config(plain_config(config))
+        return config  # which knows what was given and what is a default
     if isinstance(config, Mapping):
         return check_config(config)
     what = f"{config!r:.60} is not a config"

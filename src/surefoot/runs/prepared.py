@@ -6,6 +6,7 @@ starts. All later parts of a run take a `PreparedRun`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from surefoot.methods.table import functions_of
 from surefoot.planning.plan import RunPlan
 from surefoot.runs.revisions import Commits
 from surefoot.runs.run_folder import FolderState
+from surefoot.system.errors import Fault, InputError
 from surefoot.training.guard import Rollback, data_step
 from surefoot.training.optimizer import Schedule
 
@@ -61,6 +63,10 @@ class PreparedRun:
     def resumed(self) -> bool:
         """Whether the run continues from a checkpoint."""
         return self.existing.checkpoint is not None
+
+
+_MOST = 10**8  # optimizer steps of a run
+_FIRST = 10  # steps whose tokens tell how far a length in tokens may reach
 
 
 def make_task(config: RunConfig, plan: RunPlan, data: PreparedData, rollbacks: Sequence[Rollback] = ()) -> Task:
@@ -127,45 +133,47 @@ def make_timetable(
     tokens_of_step: real input tokens of step 1, 2, …; called only if a duration is given in tokens.
     eval_at_start: whether to evaluate at step 0.
     """
-    total = length_in_steps(duration, steps_per_epoch, tokens_of_step)
+    total = length_in_steps("duration", duration, steps_per_epoch, tokens_of_step)
 
     def due(every: Duration | None) -> frozenset[int]:
-        steps = {total}
-        for step in _multiples(every, steps_per_epoch, tokens_of_step) if every else ():
-            if step >= total:
-                break
-            steps.add(step)
-        return frozenset(steps)
+        steps = _multiples(every, steps_per_epoch, tokens_of_step, total) if every else ()
+        return frozenset({total, *steps})
 
     start = frozenset({0} if eval_at_start else ())
     return Timetable(steps_per_epoch, total, due(eval_every) | start, due(save_every))
 
 
-def length_in_steps(duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:
-    """Convert a duration to optimizer steps, at least one."""
-    return next(_multiples(duration, steps_per_epoch, tokens_of_step))
+def length_in_steps(key: str, duration: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> int:
+    """Convert a duration to optimizer steps, at least one. Raises InputError above _MOST. key: of the config."""
+    far = False
+    if duration.unit == "tokens":  # as the first steps have; one by one, so many would take hours to count
+        far = duration.count * _FIRST > _MOST * max(1, sum(tokens_of_step(step) for step in range(1, _FIRST + 1)))
+    length = None if far else next(_multiples(duration, steps_per_epoch, tokens_of_step, _MOST), None)
+    if length is None:
+        what = f"{duration} are more than {_MOST:,} optimizer steps"
+        raise InputError(Fault(key, what, "shorten it", code="SF-CONFIG-CONFLICT"))
+    return length
 
 
-def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
-    """Yield the steps at which 1, 2, 3, … times `every` have passed; strictly increasing, infinite."""
+def _multiples(every: Duration, steps_per_epoch: int, tokens_of_step: Callable[[int], int], most: int) -> Iterator[int]:
+    """Yield the steps up to `most` at which 1, 2, 3, … times `every` have passed; strictly increasing."""
     if every.unit == "tokens":
-        yield from _token_multiples(every.count, tokens_of_step)
+        yield from _token_multiples(every.count, tokens_of_step, most)
         return
     last = 0
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         length = every.count * number * (1 if every.unit == "steps" else steps_per_epoch)
+        if length >= most + 1:  # infinite as well, which has no integer
+            return
         step = max(1, round(length))
-        if step > last:
+        if last < step <= most:
             last = step
             yield step
 
 
-def _token_multiples(every: float, tokens_of_step: Callable[[int], int]) -> Iterator[int]:
-    step, tokens, threshold = 0, 0, every
-    while True:
-        step += 1
+def _token_multiples(every: float, tokens_of_step: Callable[[int], int], most: int) -> Iterator[int]:
+    tokens, threshold = 0, every
+    for step in range(1, most + 1):
         tokens += tokens_of_step(step)
         if tokens >= threshold:
             threshold = every * (tokens // every + 1)
@@ -183,7 +191,7 @@ def make_schedule(config: RunConfig, task: Task, timetable: Timetable) -> Schedu
     """Convert warmup and decay fractions to steps, rounded; a warm-up from 0 is rounded up, as in transformers."""
     optim, total = config.optim, timetable.total_steps
     if isinstance(optim.warmup, Duration):
-        warmup = length_in_steps(optim.warmup, timetable.steps_per_epoch, task.step_tokens)
+        warmup = length_in_steps("optim.warmup", optim.warmup, timetable.steps_per_epoch, task.step_tokens)
     else:
         warmup = math.ceil(optim.warmup * total) if optim.warmup_from_zero else round(optim.warmup * total)
     decay = round(optim.decay * total)
