@@ -89,6 +89,11 @@ def test_a_step_on_two_devices(more, batch):
     assert translated(more, devices=2)["batch"] == batch
 
 
+def test_another_value_of_a_setting_is_tried_in_the_same_stage():
+    found = translate_file("v1.yaml", written(LEAST), [], options())
+    assert found.with_value("cutoff_len", 64)["data"]["max_length"] == 64
+
+
 def test_its_data_sets():
     pairs = {"p": {"path": "org/pairs", "split": "some", "converter": "pair"}}
     found = translated({"pref_beta": 0.3}, pairs)

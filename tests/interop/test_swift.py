@@ -170,6 +170,7 @@ def test_methods():
         ("--external_plugins p.py", "external_plugins"),
         ("--loss_scale react", "loss_scale"),
         ("--truncation_strategy left", "truncation_strategy"),
+        ("--truncation_strategy middle", "truncation_strategy"),
         ("--freeze_vit false", "freeze_vit"),
         ("--attn_impl flex", "attn_impl"),
         ("--template other", "template"),

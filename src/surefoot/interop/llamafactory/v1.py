@@ -174,8 +174,8 @@ def renamed(words: Sequence[Word]) -> list[Word]:
 def translate(words: Sequence[Word], options: Options, command: Command, stage: str = "") -> Translation:
     """Translate v1's settings, as `renamed` returns them. stage: sft or dpo; "": as the data sets tell."""
     count = command.facts.get("processes", 1)
+    command = replace(command, facts={**command.facts, "stage": stage})
     draft = Draft(Dialect("LLaMA-Factory", ROWS, _RULES, parts=_PARTS), words, command, options)
-    draft.facts["stage"] = stage
     found = draft.finish("train")
     return in_processes(found, replace(command, processes=draft.facts.get("processes", count)))
 

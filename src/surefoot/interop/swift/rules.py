@@ -232,7 +232,7 @@ def set_texts(draft: Draft) -> None:
 
 
 def _set_length(draft: Draft, stage: Any, limit: int | None, how: str | None) -> None:
-    if how == "left" or (how == "split" and stage != "pretrain"):
+    if how not in (None, "delete", "right") and (how != "split" or stage != "pretrain"):
         draft.refuse("truncation_strategy", f"surefoot truncates at the end, not {how}", "use right or delete")
         return
     if stage == "grpo":
