@@ -185,6 +185,9 @@ class Draft:
         command: the surefoot command that runs the translation.
         """
         for row in self.rows.values():
+            value = self._given[row.name].value if self.given(row.name) else row.default
+            if row.required and value in (None, "", []):
+                self.refuse(row.name, "is required", row.required)
             self._apply(row)
         for rule in self.dialect.rules:
             rule(self)

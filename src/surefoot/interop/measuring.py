@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from surefoot.interop.draft import Dialect, Draft
-from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, by_name, joint, text, whole
 from surefoot.interop.tool import Tool
@@ -25,7 +24,6 @@ SETS = ("boolq", "piqa", "social_i_qa", "hellaswag", "winogrande", "ARC-Challeng
 
 def _commonsense(draft: Draft) -> None:
     base, adapter, name = draft["base_model"], draft["lora_weights"], draft["dataset"]
-    _require(draft, "dataset", "model", "adapter", "base_model", "lora_weights")
     if name is not None and name not in SETS:
         draft.refuse("dataset", f"{name} is not one of the eight sets", f"use one of {', '.join(SETS)}")
     if draft["load_8bit"]:
@@ -41,7 +39,6 @@ def _commonsense(draft: Draft) -> None:
 
 
 def _norms(draft: Draft) -> None:
-    _require(draft, "model_name")
     draft.arguments += ["norms", str(draft["model_name"])]
     for word in ("adapter_path", "output_dir"):
         if draft[word] is not None:
@@ -55,7 +52,6 @@ def _norms(draft: Draft) -> None:
 
 
 def _capture(draft: Draft) -> None:
-    _require(draft, "model_id", "output_dir")
     draft.arguments += [str(draft["model_id"]), "--out", str(draft["output_dir"]), "--overwrite"]
     draft.arguments += ["--seq-len", str(draft["seq_len"])]
     draft.assume("an earlier capture in --output-dir", "is replaced, as the script did", "--overwrite")
@@ -63,10 +59,8 @@ def _capture(draft: Draft) -> None:
     _carry(draft)
 
 
-def _require(draft: Draft, *names: str) -> None:
-    draft.faults += [
-        setting_fault(f"--{name}", "is required", f"write --{name} VALUE") for name in names if draft[name] is None
-    ]
+def _needed(name: str, key: str, about: str = "") -> Row:
+    return joint(name, None, (key,), about, type=text, required=f"write --{name} VALUE")
 
 
 def _carry(draft: Draft) -> None:
@@ -76,11 +70,7 @@ def _carry(draft: Draft) -> None:
 
 
 def _tool(
-    program: str,
-    verb: str,
-    rows: Mapping[str, Row],
-    rule: Callable[[Draft], None],
-    switches: Sequence[str] = (),
+    program: str, verb: str, rows: Mapping[str, Row], rule: Callable[[Draft], None], switches: Sequence[str] = ()
 ) -> Tool:
     dialect = Dialect(program, rows, (rule,))
 
@@ -95,11 +85,11 @@ COMMONSENSE = _tool(
     "commonsense_evaluate.py",
     "evaluate",
     by_name(
-        joint("dataset", None, ("--sets",), type=text),
-        joint("model", None, ("--model-label",), "names the files", type=text),
-        joint("adapter", None, ("--label",), "names the files", type=text),
-        joint("base_model", None, ("MODEL",), type=text),
-        joint("lora_weights", None, ("--adapter",), type=text),
+        _needed("dataset", "--sets"),
+        _needed("model", "--model-label", "names the files"),
+        _needed("adapter", "--label", "names the files"),
+        _needed("base_model", "MODEL"),
+        _needed("lora_weights", "--adapter"),
         joint("batch_size", 1, ("--batch-size",), type=whole),
         joint("load_8bit", False, ()),
     ),
@@ -107,28 +97,17 @@ COMMONSENSE = _tool(
     ("load_8bit",),
 )
 NORMS_ROWS = by_name(
-    joint("model_name", None, ("MODEL",), type=text),
+    _needed("model_name", "MODEL"),
     joint("adapter_path", None, ("--adapter",), type=text),
     joint("output_dir", None, ("--out",), type=text),
     joint("generate_samples", False, ("--generate-samples",)),
 )
-NORMS = _tool(
-    "evaluate_rmsnorm_llamafactory.py",
-    "evaluate",
-    NORMS_ROWS,
-    _norms,
-    ("generate_samples",),
-)
+NORMS = _tool("evaluate_rmsnorm_llamafactory.py", "evaluate", NORMS_ROWS, _norms, ("generate_samples",))
 CAPTURE_ROWS = by_name(
-    joint("model_id", None, ("MODEL",), type=text),
-    joint("output_dir", None, ("--out",), type=text),
+    _needed("model_id", "MODEL"),
+    _needed("output_dir", "--out"),
     joint("seq_len", 1024, ("--seq-len",), type=whole),
     joint("rmsnorm_weights_path", None, (), type=text),
 )
-CAPTURE = _tool(
-    "capture_phi3_with_rmsnorm_weights.py",
-    "capture",
-    CAPTURE_ROWS,
-    _capture,
-)
+CAPTURE = _tool("capture_phi3_with_rmsnorm_weights.py", "capture", CAPTURE_ROWS, _capture)
 TOOLS = (COMMONSENSE, NORMS, CAPTURE)

@@ -22,11 +22,9 @@ def set_loraplus(ratio: str, *beside: str) -> Any:
 
     def rule(draft: Draft) -> None:
         draft.drop("is for LoRA on embeddings", *beside)
-        if not draft[ratio]:
-            draft.drop("is off or not set", ratio)
-        elif not draft.written("adapter.kind"):
+        if draft[ratio] and not draft.written("adapter.kind"):
             draft.refuse(ratio, "is for LoRA", "leave it out")
-        else:
+        elif draft[ratio]:
             vectors = "vectors of modules that train in full have it too there"
             why = vectors if draft.written("adapter.modules_to_save") else ""
             draft.set("optim.rates", [{"of": LORA_B, "lr": rounded(rate_of(draft) * draft[ratio])}], ratio, why=why)

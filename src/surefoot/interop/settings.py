@@ -25,6 +25,7 @@ Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # given value -> checked value; ValueError says what was expected
 
 ALL_POSITIONS = "model"  # data.max_length for a tool that truncates nothing
+OF_THE_HUB = "name a folder or hub id"
 NO_LIMIT = "no limit there; examples longer than the model's positions are truncated here"
 
 AT_LEAST = f"at least {LEAST_KEPT} checkpoints are kept, as the newest may be damaged"
@@ -51,6 +52,7 @@ class Row:
     fix: what to do instead, if it is refused.
     same: values equivalent to the default.
     secret: whether to hide the value everywhere.
+    required: what to do if it is not given; empty for a setting that may be left out.
     null: meaning of an explicit null; None keeps the default.
     back: a surefoot config -> the value of this setting, None to leave it out. Without it: the value of the only key.
     """
@@ -67,6 +69,7 @@ class Row:
     secret: bool = False
     null: Any = None
     back: Back | None = None
+    required: str = ""
 
     @property
     def when_null(self) -> Any:
@@ -89,8 +92,10 @@ def carried(
     type: Any = None,
     null: Any = None,
     back: Back | None = None,
+    required: str = "",
 ) -> Row:
-    return Row(name, default, "carried", (key,), type or type_of(default), convert, about, null=null, back=back)
+    read = type or type_of(default)
+    return Row(name, default, "carried", (key,), read, convert, about, null=null, back=back, required=required)
 
 
 def joint(
@@ -102,8 +107,10 @@ def joint(
     type: Read | None = None,
     null: Any = None,
     back: Back | None = None,
+    required: str = "",
 ) -> Row:
-    return Row(name, default, "joint", tuple(keys), type or type_of(default), None, about, null=null, back=back)
+    read = type or type_of(default)
+    return Row(name, default, "joint", tuple(keys), read, None, about, null=null, back=back, required=required)
 
 
 def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:
@@ -175,10 +182,25 @@ def file_or_group(value: Any) -> str | dict[str, Any]:
     return value
 
 
+def hub_revision(value: str) -> str | None:
+    return None if value == "main" else value
+
+
 def names(value: Any) -> list[str]:
     """Split `a,b`, `a, b` or a list into names without surrounding blanks."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [str(item).strip() for item in items if str(item).strip()]
+
+
+def one_of(table: Mapping[Any, Any], what: str = "surefoot has no {}") -> Callable[[Any], Any]:
+    """Return the conversion by a table, which refuses other words. None, for a setting that is not given, stays."""
+
+    def convert(value: Any) -> Any:
+        if value is not None and (isinstance(value, list | dict) or value not in table):
+            raise Refusal(what.format(value), f"choose from {', '.join(map(str, table))}")
+        return table.get(value)
+
+    return convert
 
 
 def by_name(*rows: Row) -> dict[str, Row]:

@@ -93,8 +93,8 @@ def set_added(draft: Draft, tokens: Sequence[str], *names: str, why: str = "") -
 def set_random(draft: Draft, name: str) -> None:
     """Set model.weights, after stage and adapter. name: the tool's setting."""
     if not draft[name]:
-        draft.drop("is off or not set", name)
-    elif draft.written("adapter.kind") or draft.written("adapter.initial") or draft.written("stage") not in _BEGIN:
+        return
+    if draft.written("adapter.kind") or draft.written("adapter.initial") or draft.written("stage") not in _BEGIN:
         what = "surefoot draws the weights of a model that trains whole, in stages sft and pretrain"
         draft.refuse(name, what, "leave it out")
     else:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.interop.draft import Dialect, Draft
-from surefoot.interop.faults import setting_fault
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Refusal, Row, by_name, carried, joint, number, text, whole
+from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, text, whole
 from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
@@ -27,14 +26,8 @@ _MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
 _NOTED = 8  # micro-batch size and accumulation steps in the notes
 
 
-def _dtype(value: Any) -> str | None:
-    if value is None:
-        return None
-    names = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "half": "fp16"}
-    names |= {"float32": "fp32", "fp32": "fp32", "float": "fp32"}
-    if (found := names.get(str(value))) is None:
-        raise Refusal(f"{value} is not a compute dtype", "use bf16, fp16 or fp32")
-    return found
+_DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+           "float32": "fp32", "float": "fp32"}  # fmt: skip
 
 
 def _epochs(value: Any) -> str | None:
@@ -53,12 +46,14 @@ _ROWS = (
     carried("workers", 0, "data.workers"),
     joint("bf16", False, ("precision.compute",)),
     joint("fp16", False, ("precision.compute",)),
-    carried("dtype", None, "precision.compute", _dtype, "dtype of matrix products: bf16, fp16 or fp32", type=text),
+    carried(
+        "dtype", None, "precision.compute", one_of(_DTYPES), "dtype of matrix products: bf16, fp16 or fp32", type=text
+    ),
     carried("tf32", False, "precision.tf32", _tf32),
     joint("resume", None, (), "becomes --resume"),
-    carried("model", None, "model.path", None, "the base model", type=text),
-    carried("data", None, "data.train", None, "the training data", type=text),
-    carried("out", None, "output", None, "the run folder", type=text),
+    carried("model", None, "model.path", None, "the base model", type=text, required="write --model PATH"),
+    carried("data", None, "data.train", None, "the training data", type=text, required="write --data PATH"),
+    carried("out", None, "output", None, "the run folder", type=text, required="write --out PATH"),
     carried("lr", None, "optim.lr", None, "peak learning rate", type=number),
     carried("epochs", None, "duration", _epochs, "passes over the data", type=number),
     carried("max_len", None, "data.max_length", None, "maximum tokens per example", type=whole),
@@ -90,7 +85,6 @@ def _precision(draft: Draft) -> None:
         draft.set("precision.compute", given[0], given[0])
     elif not draft.given("dtype") and (launched := draft.facts.get("mixed_precision")):
         draft.set("precision.compute", launched, why="accelerate's mixed_precision")
-    draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
 def _rest(draft: Draft) -> None:
@@ -101,10 +95,6 @@ def _rest(draft: Draft) -> None:
     draft.arguments += ["--time-every", "1"]
     draft.assume("[profile] lines", "printed at every step, as the script did")
     resume_argument(draft, "resume", str(draft["out"] or ""))
-    for name in ("model", "data", "out"):
-        if not draft[name]:
-            what = "is required; the notes on train_sft.py do not name this flag, so surefoot does"
-            draft.faults.append(setting_fault(f"--{name}", what, f"write --{name} PATH"))
 
 
 _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))

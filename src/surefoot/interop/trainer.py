@@ -133,14 +133,11 @@ def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> No
     launched = draft.facts.get("mixed_precision")
     chosen = "bf16" if draft["bf16"] else "fp16" if draft["fp16"] else launched or unset
     if chosen is None:
-        draft.drop("is off or not set", "bf16", "fp16")
         draft.assume("bf16: false, fp16: false", why, "precision.compute")
     elif launched and not (draft["bf16"] or draft["fp16"]):
         draft.set("precision.compute", chosen, why="accelerate's mixed_precision")
-        draft.drop("is off or not set", "bf16", "fp16")
     else:
         draft.set("precision.compute", chosen, "bf16" if chosen != "fp16" else "fp16")
-        draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
 
 
 def set_compile(draft: Draft) -> None:

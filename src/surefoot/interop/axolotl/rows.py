@@ -33,6 +33,7 @@ from surefoot.interop.backward import (
 from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     AT_LEAST,
+    OF_THE_HUB,
     Row,
     by_name,
     carried,
@@ -91,7 +92,7 @@ _PARTS: Mapping[str, str] = {
 
 _ROWS: tuple[Row, ...] = (
     # model
-    carried("base_model", None, "model.path", type=text),
+    carried("base_model", None, "model.path", type=text, required=OF_THE_HUB),
     joint("tokenizer_config", None, (), "base_model itself; surefoot reads the tokenizer in its folder", type=text),
     carried("revision_of_model", None, "model.revision", type=text),
     joint("reinit_weights", None, ("model.weights",), "without an adapter", type=truth,
@@ -183,7 +184,7 @@ _ROWS: tuple[Row, ...] = (
     joint("batch_size", None, ("batch.size",), "beside gradient_accumulation_steps: null", type=whole, back=never),
     joint("num_epochs", 1.0, ("duration",), back=length("duration", "epochs")),
     joint("max_steps", None, ("duration",), type=whole, back=length("duration", "steps")),
-    carried("learning_rate", None, "optim.lr", type=number),
+    carried("learning_rate", None, "optim.lr", type=number, required="set it"),
     joint("optimizer", "adamw_torch_fused", ("optim.name",), type=text, back=reverse("optim.name", OPTIMIZERS)),
     joint("lr_scheduler", "cosine", ("optim.schedule",), type=text, back=back.schedule),
     joint("cosine_min_lr_ratio", None, ("optim.floor",), type=number, back=back.floor),

@@ -119,7 +119,6 @@ def set_token_loss(draft: Draft) -> None:
 
 
 def set_precision(draft: Draft) -> None:
-    types = ("bf16", "fp16", "bfloat16", "float16", "float32")
     bf16 = draft["bf16"]
     if draft["fp16"] and draft.given("bf16") and bf16 not in (False, "auto"):
         draft.refuse("fp16", "bf16 is set as well", "keep one")
@@ -134,7 +133,6 @@ def set_precision(draft: Draft) -> None:
         draft.set("precision.compute", "auto", "bf16")
     else:
         draft.set("precision.compute", "fp32", "bf16", "float32")
-    draft.drop("is off or not set", *(name for name in types if not draft[name] and name != "bf16"))
     tf32 = draft["tf32"]
     draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
 
@@ -168,9 +166,6 @@ def set_trackers(draft: Draft) -> None:
 
 
 def set_rest(draft: Draft) -> None:
-    for name in ("base_model", "learning_rate"):
-        if not draft.given(name):
-            draft.refuse(name, "is required", "set it")
     if draft["tokenizer_config"] not in (None, draft["base_model"]):
         draft.refuse("tokenizer_config", "surefoot reads the tokenizer in base_model's folder", "put its files there")
     draft.drop("is base_model", "tokenizer_config")
@@ -215,7 +210,6 @@ def _set_tokens(draft: Draft) -> None:
         else:
             why = "" if role == "pad" else "checked: it must be the tokenizer's own, or the run is refused"
             draft.set(f"tokenizer.{role}", str(token), "special_tokens", "tokens", why=why)
-    draft.drop("is off or not set", *(name for name in ("special_tokens", "tokens") if not draft[name]))
 
 
 _ROLES = ("pad_token", "bos_token", "eos_token", "unk_token")

@@ -50,13 +50,11 @@ _ONE_MODEL = (
     rules.set_output(),
 )
 _RULES = {
-    "sft": (rules.set_required("model_name_or_path"), rules.set_stage("sft"), *_ONE_MODEL),
-    "reward": (
-        rules.set_required("model_name_or_path"), rules.set_stage("reward"), rules.set_padding, *_ONE_MODEL,
-    ),
-    "dpo": (rules.set_required("model_name_or_path"), rules.set_stage("dpo"), *_ONE_MODEL),
+    "sft": (rules.set_stage("sft"), *_ONE_MODEL),
+    "reward": (rules.set_stage("reward"), rules.set_padding, *_ONE_MODEL),
+    "dpo": (rules.set_stage("dpo"), *_ONE_MODEL),
     "ppo": rules.PPO_RULES,
-}  # fmt: skip
+}
 
 
 def step_of(command: Command) -> Step | None:

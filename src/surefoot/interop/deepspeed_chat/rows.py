@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from surefoot.interop.settings import Row, all_listed, by_name, carried, joint, listed, refused, text, truth, whole
+from surefoot.interop.settings import (
+    OF_THE_HUB,
+    Row,
+    all_listed,
+    by_name,
+    carried,
+    joint,
+    listed,
+    refused,
+    text,
+    truth,
+    whole,
+)
 
 Step = Literal["sft", "reward", "dpo", "ppo"]
 DATA = ["Dahoas/rm-static"]
@@ -55,7 +67,7 @@ def _one_model(length: int, rate: float) -> tuple[Row, ...]:
     """Return the rows that steps 1 and 2 share. length: default sequence length in tokens; rate: learning rate."""
     return (
         *_DATA,
-        carried("model_name_or_path", None, "model.path", type=text),
+        carried("model_name_or_path", None, "model.path", type=text, required=OF_THE_HUB),
         joint(
             "per_device_train_batch_size", 16, ("batch.size", "batch.micro"), "times accumulation steps and processes"
         ),
@@ -98,9 +110,9 @@ _STEP3 = (
     joint("unsupervised_dataset_name", None, ("ppo.unsup_data", "ppo.unsup_coef"), type=text),
     joint("unsupervised_dataset_config_name", None, ("ppo.unsup_data",), "the subset; required there", type=text),
     joint("unsup_coef", 27.8, ("ppo.unsup_coef",), "used only with unsupervised data"),
-    carried("actor_model_name_or_path", None, "model.path", type=text),
+    carried("actor_model_name_or_path", None, "model.path", type=text, required=OF_THE_HUB),
     carried("critic_model_name_or_path", None, "ppo.reward", None, "reward model, and the critic's initial weights",
-            type=text),
+            type=text, required=OF_THE_HUB),
     listed("num_padding_at_beginning", 1, "surefoot knows the end of an answer by position"),
     joint("per_device_generation_batch_size", 16, ("ppo.rollout_batches",)),
     joint("per_device_training_batch_size", 16, ("batch.size", "batch.micro")),

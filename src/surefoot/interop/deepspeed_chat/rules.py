@@ -37,15 +37,6 @@ def set_stage(step: Step) -> Callable[[Draft], None]:
     return rule
 
 
-def set_required(*names: str) -> Callable[[Draft], None]:
-    def rule(draft: Draft) -> None:
-        for name in names:
-            if not draft[name]:
-                draft.refuse(name, "is required", "name a folder or hub id")
-
-    return rule
-
-
 def processes(draft: Draft) -> int:
     return draft.facts.get("processes", 1)
 
@@ -107,7 +98,6 @@ def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...
     """Set model.dropout. shares: flags with a rate. switches: older flags for a rate of 0."""
     requested = {name: draft[name] for name in shares if draft[name] is not None}
     requested |= {name: 0.0 for name in switches if draft[name]}
-    draft.drop("is off or not set", *(name for name in (*shares, *switches) if name not in requested))
     if len(set(requested.values())) > 1:
         *_, last = requested
         draft.refuse(last, f"{' and '.join(requested)} differ, but a run has one rate for all models", "give one value")
@@ -185,11 +175,11 @@ def set_zero(draft: Draft, *stages: str) -> None:
     highest = max(draft[name] for name in stages)
     if count == 1:
         draft.drop(_ALONE, *stages)
-        if not offload or not highest:
-            draft.drop("there is no ZeRO that offloads" if offload else "is off or not set", "offload")
-        elif "enable_ema" in draft.rows and draft["enable_ema"]:
+        if offload and not highest:
+            draft.drop("there is no ZeRO that offloads", "offload")
+        elif offload and "enable_ema" in draft.rows and draft["enable_ema"]:
             draft.drop("enable_ema averages the weights on the device", "offload")
-        else:
+        elif offload:
             why = "one process keeps the weights of its products on the device" if highest == 3 else ""
             draft.set("parallel.offload", "optimizer", "offload", why=why)
         return
@@ -349,7 +339,6 @@ def set_stop(draft: Draft) -> None:
 
 
 PPO_RULES = (
-    set_required("actor_model_name_or_path", "critic_model_name_or_path"),
     set_stage("ppo"),
     set_rollouts,
     set_lengths,

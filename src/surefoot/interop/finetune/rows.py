@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.interop.settings import (
+    OF_THE_HUB,
     Refusal,
     Row,
     all_listed,
@@ -17,6 +18,7 @@ from surefoot.interop.settings import (
     joint,
     listed,
     number,
+    one_of,
     refused,
     text,
     whole,
@@ -26,6 +28,7 @@ from surefoot.interop.shared_rules import module_names
 LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
 _BOTTLENECK = "is for bottleneck adapters, which surefoot does not support; no effect on LoRA or DoRA"
 _WANDB = "report_to decides what is logged"
+_ATTENTION = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
 
 
 def _share_or_count(value: Any) -> int | float:
@@ -33,12 +36,6 @@ def _share_or_count(value: Any) -> int | float:
     if size < 0 or (size >= 1 and size != int(size)):
         raise ValueError("a number of examples, or a fraction below 1")
     return int(size) if size >= 1 or size == 0 else float(size)
-
-
-def _attention(value: Any) -> str:
-    if value not in ("eager", "sdpa", "flash_attention_2"):
-        raise Refusal(f"surefoot has no attention implementation {value}", "use eager, sdpa or flash_attention_2")
-    return value
 
 
 def _adapter(value: Any) -> str:
@@ -64,7 +61,7 @@ def _template(value: Any) -> str:
 _LOGGING = joint("logging_steps", None, ("log_every",), "added by surefoot: the scripts fix the number", type=whole)
 
 GUIDE: Mapping[str, Row] = by_name(
-    carried("base_model", None, "model.path", type=text),
+    carried("base_model", None, "model.path", type=text, required=OF_THE_HUB),
     carried("data_path", "yahma/alpaca-cleaned", "data.train", type=text),
     carried("output_dir", "./output", "output", type=text),
     carried("adapter_name", "lora", "adapter.kind", _adapter, type=text),
@@ -114,7 +111,7 @@ GUIDE: Mapping[str, Row] = by_name(
     joint("bf16", False, ("precision.compute",)),
     joint("fp16", False, ("precision.compute",)),
     listed("timestamp", "", "names a folder there; output is the run folder here"),
-    carried("attn_implementation", "eager", "attention.implementation", _attention, type=text),
+    carried("attn_implementation", "eager", "attention.implementation", one_of(_ATTENTION), type=text),
     joint("disable_cudnn_sdpa", True, ("attention.cudnn",), "the guide's default; its code says False"),
     joint("disable_flash_sdpa", False, ("attention.flash",)),
     joint("enable_torch_compile", False, ("compile",), "in the original the call comes too late to have an effect"),

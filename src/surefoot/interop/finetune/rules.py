@@ -181,7 +181,7 @@ _CONVERTED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 def rules_of(source: Source) -> tuple[Rule, ...]:
     own = (set_precision, _attention_kernels) if source.name == GUIDE else (_original_rule(source),)
-    return (_required, _fixed_rule(source), *own, _batch, _lengths, _adapter_rest, _data, _tracking, _resume)
+    return (_fixed_rule(source), *own, _batch, _lengths, _adapter_rest, _data, _tracking, _resume)
 
 
 def _fixed_rule(source: Source) -> Rule:
@@ -327,8 +327,3 @@ def _tracking(draft: Draft) -> None:
 
 def _resume(draft: Draft) -> None:
     resume_argument(draft, "resume_from_checkpoint", str(draft["output_dir"]))
-
-
-def _required(draft: Draft) -> None:
-    if not draft["base_model"]:
-        draft.faults.append(setting_fault("--base_model", "is required", "name a folder or hub id"))

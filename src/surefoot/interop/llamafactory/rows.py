@@ -23,15 +23,18 @@ from surefoot.interop.llamafactory import back, freeze
 from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
 from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
+    OF_THE_HUB,
     Refusal,
     Row,
     all_listed,
     carried,
     group,
+    hub_revision,
     joint,
     listed,
     names,
     number,
+    one_of,
     refused,
     text,
     truth,
@@ -53,12 +56,6 @@ _OF_FILES = "set it in the model's preprocessor_config.json, or leave it out"
 _ATTENTION = {"auto": "auto", "disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 
 
-def _attention(value: Any) -> str:
-    if (found := _ATTENTION.get(str(value))) is None:
-        raise Refusal(f"surefoot has no {value}", f"supported: {', '.join(_ATTENTION)}")
-    return found
-
-
 def _attention_word(value: Any) -> str:
     """Read flash_attn; very old configs use true or false."""
     return {True: "fa2", False: "disabled"}[value] if isinstance(value, bool) else str(value)
@@ -72,7 +69,7 @@ MEGATRON = (  # read with USE_MCA alone
 )  # fmt: skip
 PARTS = {"apollo_": "use_apollo", "oft_": "finetuning_type: oft"}
 MODEL = (
-    joint("model_name_or_path", None, ("model.path",), type=text),
+    carried("model_name_or_path", None, "model.path", type=text, required=OF_THE_HUB),
     joint("adapter_name_or_path", None, ("adapter.initial",),
           "one folder, whose adapter_config.json decides rank, alpha, dropout and modules", type=text),
     listed("adapter_folder", None, "is refused with adapter_name_or_path, which then names the folder itself"),
@@ -88,10 +85,10 @@ MODEL = (
     refused("new_special_tokens_config", None, "surefoot draws rows of new tokens around the mean of the others",
             "name the tokens in add_special_tokens"),
     listed("init_special_tokens", "noise_init", "rows of new tokens are drawn around the mean of the others"),
-    joint("model_revision", "main", ("model.revision",), type=text),
+    carried("model_revision", "main", "model.revision", hub_revision, type=text),
     listed("low_cpu_mem_usage", True, "weights are loaded one at a time"),
     refused("rope_scaling", None, "surefoot keeps the model's position encoding", "set it in the model's config.json"),
-    carried("flash_attn", "auto", "attention.implementation", _attention, type=_attention_word,
+    carried("flash_attn", "auto", "attention.implementation", one_of(_ATTENTION), type=_attention_word,
             back=reverse("attention.implementation", _ATTENTION)),
     refused("shift_attn", False, "surefoot keeps the model's attention"),
     refused("mixture_of_depths", None, "surefoot does not change a model's layers"),

@@ -38,17 +38,6 @@ def set_stage(draft: Draft) -> None:
     draft.note("do_train", "carried", "a run always trains")
 
 
-def set_model(draft: Draft) -> None:
-    model = draft["model_name_or_path"]
-    if model is None:
-        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
-        return
-    draft.set("model.path", model, "model_name_or_path")
-    if draft["model_revision"] != "main":
-        draft.set("model.revision", draft["model_revision"], "model_revision")
-    draft.note("model_revision", "carried", "the hub's default")
-
-
 def set_adapter(draft: Draft) -> None:
     kind = draft["finetuning_type"]
     switches, starts = ("use_dora", "use_rslora", "pissa_init"), ("pissa_iter", "pissa_convert")
@@ -367,7 +356,6 @@ def set_output(draft: Draft) -> None:
 
 RULES = (
     set_stage,
-    set_model,
     set_adapter,
     set_experts,
     set_vision,

@@ -270,8 +270,7 @@ def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
             draft.drop(row.about if row.kind == "listed" else other, name)
     model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]
     if not model:
-        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
-        return draft.finish(verb)
+        return draft.finish(verb)  # which says so
     chain = names(adapters) if adapters is not None else []
     if len(chain) > 1 and verb == "chat":
         draft.refuse("adapter_name_or_path", "surefoot chat takes one adapter", "merge them with export first")

@@ -22,7 +22,6 @@ from surefoot.interop.llamafactory.methods import set_pairs
 from surefoot.interop.llamafactory.rows import ROWS as OTHER
 from surefoot.interop.model_templates import UNTHINKING, template_of
 from surefoot.interop.settings import (
-    Refusal,
     Row,
     all_listed,
     by_name,
@@ -30,6 +29,7 @@ from surefoot.interop.settings import (
     joint,
     listed,
     number,
+    one_of,
     refused,
     text,
     whole,
@@ -88,15 +88,9 @@ _ALONE = "one process holds everything"
 _EXAMPLES = ("normal", "padding_free")
 
 
-def _attention(value: str) -> str:
-    if value not in _ATTENTION:
-        raise Refusal(f"surefoot has no {value}", f"supported: {', '.join(_ATTENTION)}")
-    return _ATTENTION[value]
-
-
 _OWN: tuple[Row, ...] = (
     joint("custom_chat_template", None, ("data.template",), "the template itself", type=text),
-    carried("flash_attn", "sdpa", "attention.implementation", _attention, type=text),
+    carried("flash_attn", "sdpa", "attention.implementation", one_of(_ATTENTION), type=text),
     refused("model_class", "llm", "surefoot trains causal language models"),
     *(refused(f"{name}_config", None, "is a group of settings", f"write {name}_config: {{name: …}}", same=({},))
       for name in ("peft", "quant", "dist", "optim", "kernel", "init")),
@@ -346,5 +340,5 @@ def _set_pairs(draft: Draft) -> None:
         draft.drop("belongs to dpo", *names)
 
 
-_RULES = (rules.set_model, _set_data, rules.set_adapter, rules.set_quantization, _set_batch, _set_steps, _set_saving,
-          _set_shards, _set_pairs)  # fmt: skip
+_RULES = (_set_data, rules.set_adapter, rules.set_quantization, _set_batch, _set_steps, _set_saving, _set_shards,
+          _set_pairs)  # fmt: skip

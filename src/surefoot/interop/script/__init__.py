@@ -73,7 +73,6 @@ def _translate(script: Script, options: Options, command: Command) -> Translatio
         own["dtype"] = trl.ROWS["dtype"]  # SFTTrainer loads a model in fp32, from_pretrained in its saved dtype
     rules = (
         data_rule(reader),
-        trl.set_model,
         set_kernels,
         trl.set_length,
         trl.set_adapter,

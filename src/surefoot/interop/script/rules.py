@@ -89,7 +89,6 @@ def set_kernels(draft: Draft) -> None:
 def precision_rule(reader: Reader) -> Any:
     def rule(draft: Draft) -> None:
         if reader.undecided & {"bf16", "fp16"} and not (draft.given("bf16") and draft["bf16"]):
-            draft.drop("is off or not set", *(name for name in ("bf16", "fp16") if not draft[name]))
             if draft["fp16"]:
                 draft.set("precision.compute", "fp16", "fp16")
         elif reader.is_trl:

@@ -85,9 +85,7 @@ _SAMPLED = "ms-swift draws as many records at random; here the first ones are us
 
 
 def set_model(draft: Draft) -> None:
-    if draft["model"] is None:
-        draft.refuse("model", "is required", "name a folder or hub id")
-    else:
+    if draft["model"]:
         set_hub_model(draft, "model", "model.path")
 
 
@@ -114,7 +112,6 @@ def hub_model(model: str, use_hf: bool) -> tuple[str, str]:
 def set_data(draft: Draft) -> None:
     """Set data.train and data.eval."""
     if not draft["dataset"]:
-        draft.refuse("dataset", "is required", "name files or hub data sets")
         return
     reasons: list[str] = []
     sources = [found for one in draft["dataset"] if (found := _source(draft, "dataset", one, reasons))]

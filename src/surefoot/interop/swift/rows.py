@@ -10,6 +10,7 @@ from typing import Any
 
 from surefoot.interop import trainer
 from surefoot.interop.settings import (
+    OF_THE_HUB,
     Row,
     all_listed,
     by_name,
@@ -20,6 +21,7 @@ from surefoot.interop.settings import (
     listed,
     names,
     number,
+    one_of,
     refused,
     text,
     truth,
@@ -35,6 +37,7 @@ _LOADING = "affects how batches are loaded, not results"
 _SWANLAB = "SwanLab is not one of surefoot's trackers"
 _CODE = "surefoot runs no code of another tool"
 _CLASSES = "surefoot trains causal language models"
+_ATTENTION = {"flash_attn": "flash_attention_2", **{name: name for name in ("flash_attention_2", "sdpa", "eager")}}
 _OFFLOADED = {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
 _ZERO: Mapping[str, Any] = {  # its own DeepSpeed files
     **{f"zero{stage}": {"zero_optimization": {"stage": stage}} for stage in range(4)},
@@ -72,7 +75,7 @@ def _drawn(value: Any) -> int:
 
 
 SHARED: tuple[Row, ...] = (
-    joint("model", None, ("model.path",), type=text),
+    joint("model", None, ("model.path",), type=text, required=OF_THE_HUB),
     carried("model_revision", None, "model.revision", type=text),
     listed("model_type", None, "the model's config.json tells its family"),
     refused("task_type", "causal_lm", _CLASSES, "write a surefoot config with stage: reward for scores"),
@@ -80,7 +83,7 @@ SHARED: tuple[Row, ...] = (
     joint("torch_dtype", None, ("precision.compute", "precision.base"), type=text),
     joint("bf16", None, ("precision.compute",), "default: as torch_dtype", type=truth),
     joint("fp16", None, ("precision.compute",), "default: as torch_dtype", type=truth),
-    joint("attn_impl", None, ("attention.implementation",), "flash_attn, flash_attention_2, sdpa, eager", type=text),
+    carried("attn_impl", None, "attention.implementation", one_of(_ATTENTION), type=text),
     joint("new_special_tokens", None, ("tokenizer.add", "tokenizer.add_special"),
           "control tokens where the template writes them", type=names),
     refused("rope_scaling", None, "surefoot keeps the model's position encoding", "set it in the model's config.json"),
@@ -120,7 +123,8 @@ SHARED: tuple[Row, ...] = (
     joint("bnb_4bit_use_double_quant", True, ("precision.base",)),
     listed("bnb_4bit_quant_storage", None, "surefoot starts its own processes"),
     listed("hqq_axis", None, "belongs to quant_method: hqq"),
-    joint("dataset", None, ("data.train",), "ID_OR_PATH:SUBSET#NUMBER", type=listed_names),
+    joint("dataset", None, ("data.train",), "ID_OR_PATH:SUBSET#NUMBER", type=listed_names,
+          required="name files or hub data sets"),
     joint("val_dataset", None, ("data.eval",), "ID_OR_PATH:SUBSET#NUMBER", type=listed_names),
     joint("split_dataset_ratio", 0.0, ("data.eval",), "held out", type=number),
     refused("cached_dataset", None, "surefoot caches what it tokenizes by itself", "name the data set in dataset"),

@@ -38,8 +38,6 @@ _NAMED = {  # its templates -> ours
     "qwen3_nothinking": f"{PREFIX}qwen3_nothink", "qwen2_vl": f"{PREFIX}qwen2_vl", "qwen2_5_vl": f"{PREFIX}qwen2_vl",
 }  # fmt: skip
 _TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_ATTENTION = {"flash_attn": "flash_attention_2", "flash_attention_2": "flash_attention_2", "sdpa": "sdpa",
-              "eager": "eager"}  # fmt: skip
 _SHAPE = ("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "modules_to_save", "use_rslora",
           "use_dora", "init_weights")  # fmt: skip
 _LONGER = {  # pretraining or not, truncation_strategy -> what happens to longer ones
@@ -85,11 +83,6 @@ def set_precision(draft: Draft) -> None:
             draft.set("precision.base", kind, "torch_dtype")
         elif kind in ("bf16", "fp16"):
             draft.note("torch_dtype", "changed", _HALF.format(kind), "precision.compute")
-    form = draft["attn_impl"]
-    if form is not None and form not in _ATTENTION:
-        draft.refuse("attn_impl", f"surefoot has no {form}", f"choose from {', '.join(_ATTENTION)}")
-    elif form is not None:
-        draft.set("attention.implementation", _ATTENTION[form], "attn_impl")
 
 
 def _set_quantized(draft: Draft) -> None:

@@ -68,6 +68,7 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
     own = by_name(*trl.ROWS.values(), *ROWS, *(() if record["trainer"] == "SFTTrainer" else PLAIN_TRAINER))
     if method is not None:
         own = by_name(*rows_of(method, trl.OWN_ROWS).values(), *ROWS)
+    del own["model_name_or_path"]  # the model is handed over
     rules = (
         _data_rule(taken),
         trl.set_adapter,

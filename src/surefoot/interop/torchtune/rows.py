@@ -67,7 +67,7 @@ _DATASET: tuple[Row, ...] = (
     refused("dataset.filter_fn", None, "is code", "filter the data first"),
 )
 _ROWS: tuple[Row, ...] = (
-    carried("output_dir", None, "output", type=text),
+    carried("output_dir", None, "output", type=text, required="set it"),
     joint("model._component_", None, ("adapter.kind", "precision.base"), type=text),
     joint("model.lora_attn_modules", None, ("adapter.targets",), type=module_names),
     joint("model.apply_lora_to_mlp", False, ("adapter.targets",)),
@@ -86,7 +86,7 @@ _ROWS: tuple[Row, ...] = (
     joint("tokenizer.max_seq_len", None, ("data.max_length",), _CUT, type=whole),
     refused("tokenizer.prompt_template", None, "surefoot has its own templates", "set data.template in its config"),
     joint("checkpointer._component_", None, ("model.path",), type=text),
-    joint("checkpointer.checkpoint_dir", None, ("model.path",), type=text),
+    carried("checkpointer.checkpoint_dir", None, "model.path", type=text, required="name the folder of the model"),
     listed("checkpointer.checkpoint_files", None, "surefoot reads all weights of the folder"),
     listed("checkpointer.output_dir", None, "checkpoints are in the run folder"),
     listed("checkpointer.model_type", None, _LIBRARY),
@@ -108,7 +108,7 @@ _ROWS: tuple[Row, ...] = (
     joint("epochs", 1, ("duration",)),
     joint("max_steps_per_epoch", None, ("duration",), type=whole),
     joint("optimizer._component_", None, ("optim.name",), type=text),
-    carried("optimizer.lr", None, "optim.lr", type=number),
+    carried("optimizer.lr", None, "optim.lr", type=number, required="set it"),
     joint("optimizer.weight_decay", None, ("optim.weight_decay",), type=number),
     carried("optimizer.betas", None, "optim.betas"),
     carried("optimizer.eps", None, "optim.eps", type=number),

@@ -39,14 +39,9 @@ _DTYPES = ("bf16", "fp16", "fp32")
 
 
 def set_model(draft: Draft) -> None:
-    if not draft["checkpointer.checkpoint_dir"]:
-        draft.refuse("checkpointer.checkpoint_dir", "is required", "name the folder of the model")
-        return
     if "Meta" in last_name(draft["checkpointer._component_"]):
         fix = "use FullModelHFCheckpointer and a folder with config.json"
         draft.refuse("checkpointer._component_", "surefoot reads Hugging Face's format", fix)
-        return
-    draft.set("model.path", draft["checkpointer.checkpoint_dir"], "checkpointer.checkpoint_dir")
     draft.note("checkpointer._component_", "listed", "surefoot reads Hugging Face's format")
 
 
@@ -329,6 +324,3 @@ def set_rest(draft: Draft) -> None:
             draft.set(f"tracking.{last_name(name)}", draft[name], name)
     else:
         draft.drop("there is no tracker", *details)
-    for name in ("output_dir", "optimizer.lr"):
-        if not draft.given(name):
-            draft.refuse(name, "is required", "set it")

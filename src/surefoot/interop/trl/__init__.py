@@ -59,17 +59,6 @@ ALIASES = {
     **GROUP_ALIASES,
 }
 ELSEWHERE = {"lora_rank": "lora_r", "lora_target": "lora_target_modules", "cutoff_len": "max_length"}
-FORMS = ("eager", "sdpa", "flash_attention_2")
-
-
-def set_model(draft: Draft) -> None:
-    if not draft["model_name_or_path"]:
-        draft.refuse("model_name_or_path", "is required", "name a folder or hub id")
-    form = draft["attn_implementation"]
-    if form in FORMS:
-        draft.set("attention.implementation", form, "attn_implementation")
-    elif form is not None:
-        draft.refuse("attn_implementation", f"surefoot has no {form}", f"choose from {', '.join(FORMS)}")
 
 
 def set_length(draft: Draft) -> None:
@@ -147,16 +136,12 @@ def set_compute(draft: Draft) -> None:
     if draft["fp16"] and draft["bf16"]:
         draft.refuse("fp16", "bf16 and fp16 exclude each other", "keep one")
         return
-    unused = ["fp16"]
     if draft["fp16"]:
         draft.set("precision.compute", "fp16", "fp16")
-        unused = ["bf16"]
     elif draft["bf16"] is False and (launched := draft.facts.get("mixed_precision")):
         draft.set("precision.compute", launched, why="accelerate's mixed_precision")
-        unused.append("bf16")
     else:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
-    draft.drop("is off or not set", *unused)
 
 
 def set_weights(draft: Draft) -> None:
@@ -196,7 +181,7 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
 def _dialect(method: str) -> Dialect:
     """Return the dialect of a method. method: the command's verb."""
     data = set_data if method == "sft" else pairs_rule(method)
-    rules = (set_model, set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    rules = (set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
     if method == "sft":
         return Dialect(NAME, ROWS, (*rules, *trainer.RULES, set_packing), ALIASES, ELSEWHERE)
     return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)

@@ -6,13 +6,15 @@ from surefoot.interop import settings
 from surefoot.interop.backward import differs, equals, held_out, longest_or_null, reverse, targets, unless
 from surefoot.interop.settings import (
     ALL_POSITIONS,
-    Refusal,
+    OF_THE_HUB,
     Row,
     all_listed,
     carried,
+    hub_revision,
     joint,
     listed,
     number,
+    one_of,
     refused,
     text,
     truth,
@@ -24,20 +26,15 @@ from surefoot.interop.trl.data import HANDBOOK, OWN_EOS
 _KERNELS = "affects speed only; surefoot chooses its own kernels"
 _STREAM = "surefoot reads a dataset whole, or its first max_samples records"
 _TOKEN_LOSSES = {"nll": "cross_entropy", "chunked_nll": "cross_entropy", "dft": "dft"}
-
-
-def _token_loss(value: str) -> str:
-    if value not in _TOKEN_LOSSES:
-        raise Refusal(f"surefoot has no {value}", f"use {' or '.join(_TOKEN_LOSSES)}")
-    return _TOKEN_LOSSES[value]
+_FORMS = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
 
 
 OWN_ROWS: tuple[Row, ...] = (
-    carried("model_name_or_path", None, "model.path", type=text),
-    carried("model_revision", "main", "model.revision", lambda value: None if value == "main" else value, type=text),
+    carried("model_name_or_path", None, "model.path", type=text, required=OF_THE_HUB),
+    carried("model_revision", "main", "model.revision", hub_revision, type=text),
     joint("dtype", "float32", ("precision.base",), "dtype of the weights", type=text, null="auto", back=back.weights),
-    joint("attn_implementation", None, ("attention.implementation",), type=text,
-          back=unless("attention.implementation", "auto")),
+    carried("attn_implementation", None, "attention.implementation", one_of(_FORMS), type=text,
+            back=unless("attention.implementation", "auto")),
     joint("use_peft", False, ("adapter.kind",), back=lambda ours: ours["adapter"] is not None),
     joint("lora_r", 16, ("adapter.rank",)),
     joint("lora_alpha", 32, ("adapter.alpha",), type=number),
@@ -84,7 +81,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("completion_only_loss", None, ("data.train_on",), type=truth,
           back=reverse("data.train_on", {True: "completion", False: "everything"})),
     joint("assistant_only_loss", False, ("data.train_on",), back=back.answers_only),
-    carried("loss_type", "nll", "sft.loss", _token_loss, type=text,
+    carried("loss_type", "nll", "sft.loss", one_of(_TOKEN_LOSSES), type=text,
             back=lambda ours: "dft" if ours["sft.loss"] == "dft" else None),
     listed("activation_offloading", False, _KERNELS),
     carried("learning_rate", 2e-5, "optim.lr"),
