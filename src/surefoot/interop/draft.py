@@ -115,6 +115,11 @@ class Draft:
         """Let a setting have this value, for rules that know it in another form or under another name."""
         self._values[name] = value
 
+    @property
+    def processes(self) -> int:
+        """Number of processes that have a batch of their own."""
+        return self.facts.get("processes", 1)
+
     def written(self, key: str) -> Any:
         """Return the value written to a surefoot key so far, or None."""
         value: Any = self.config

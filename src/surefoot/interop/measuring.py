@@ -10,11 +10,11 @@ Each becomes arguments of `surefoot evaluate` or `surefoot capture`. Facts: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Row, by_name, joint, text, whole
+from surefoot.interop.settings import Row, by_name, joint, switches, text, whole
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_only_flags
@@ -69,13 +69,11 @@ def _carry(draft: Draft) -> None:
             draft.note(row.name, "carried", "", *row.keys)
 
 
-def _tool(
-    program: str, verb: str, rows: Mapping[str, Row], rule: Callable[[Draft], None], switches: Sequence[str] = ()
-) -> Tool:
+def _tool(program: str, verb: str, rows: Mapping[str, Row], rule: Callable[[Draft], None]) -> Tool:
     dialect = Dialect(program, rows, (rule,))
 
     def from_command(command: Command, options: Options) -> Translation:
-        words = read_only_flags(command.arguments, switches=switches)
+        words = read_only_flags(command.arguments, switches=switches(rows))
         return Draft(dialect, words, command, options).finish(verb)
 
     return Tool(program, lambda command: command.name == program, from_command, rows=rows)
@@ -94,7 +92,6 @@ COMMONSENSE = _tool(
         joint("load_8bit", False, ()),
     ),
     _commonsense,
-    ("load_8bit",),
 )
 NORMS_ROWS = by_name(
     _needed("model_name", "MODEL"),
@@ -102,7 +99,7 @@ NORMS_ROWS = by_name(
     joint("output_dir", None, ("--out",), type=text),
     joint("generate_samples", False, ("--generate-samples",)),
 )
-NORMS = _tool("evaluate_rmsnorm_llamafactory.py", "evaluate", NORMS_ROWS, _norms, ("generate_samples",))
+NORMS = _tool("evaluate_rmsnorm_llamafactory.py", "evaluate", NORMS_ROWS, _norms)
 CAPTURE_ROWS = by_name(
     _needed("model_id", "MODEL"),
     _needed("output_dir", "--out"),

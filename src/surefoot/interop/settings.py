@@ -208,6 +208,11 @@ def by_name(*rows: Row) -> dict[str, Row]:
     return {row.name: row for row in rows}
 
 
+def switches(rows: Mapping[str, Row]) -> frozenset[str]:
+    """Return the names of the settings that are true or false, whose flags may have no value."""
+    return frozenset(name for name, row in rows.items() if row.type is truth or isinstance(row.default, bool))
+
+
 HELP = ("--help", "-h")
 
 

@@ -65,7 +65,7 @@ def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
 
 def set_batch(draft: Draft, micro: str, accumulation: str) -> None:
     """Set batch.micro (examples of a forward pass) and batch.size (micro x accumulation x processes)."""
-    processes = draft.facts.get("processes", 1)
+    processes = draft.processes
     examples, passes = draft[micro], draft[accumulation]
     for name in (micro, accumulation):
         if draft[name] < 1:
@@ -102,6 +102,54 @@ def set_random(draft: Draft, name: str) -> None:
 
 
 _BEGIN = ("sft", "pretrain")
+
+
+def set_quantized(draft: Draft, method: str, bits: str, double: str, *, adapted: bool, fix: str) -> None:
+    """Set precision.base for bitsandbytes' 8 bits, and 4 bits in NF4.
+
+    method, bits, double: the tool's settings. adapted: whether an adapter trains. fix: the setting for an adapter.
+    """
+    count = draft[bits]
+    if draft[method] is None and count is None:
+        draft.drop("nothing is quantized", double)
+    elif str(draft[method]).lower() not in ("bnb", "bitsandbytes") or count not in (4, 8):
+        name = bits if str(draft[method]).lower() in ("bnb", "bitsandbytes") else method
+        draft.refuse(name, "surefoot quantizes to 4 and 8 bits as bitsandbytes does", f"{method}: bnb, {bits}: 4")
+    elif not adapted:
+        draft.refuse(bits, f"{count}-bit weights cannot train", f"use {fix}")
+    elif count == 8:
+        draft.set("precision.base", "int8", bits, method, why=EIGHT_BITS)
+        draft.drop("applies to 4 bits", double)
+    else:
+        set_nf4(draft, double, bits, method)
+
+
+def set_nf4(draft: Draft, double: str, *names: str) -> None:
+    """Set precision.base to NF4, whose constants are quantized again here. double: the tool's setting for that."""
+    draft.set("precision.base", "nf4", *names, double, why="" if draft[double] else "here with double quantization")
+
+
+def set_patience(draft: Draft, name: str, fix: str) -> None:
+    """Set early_stopping.patience, after data.eval. name: the tool's setting. fix: how to name evaluation data."""
+    if draft[name] is not None and draft.written("data.eval") is None:
+        draft.refuse(name, "there is no evaluation data", fix)
+    elif draft[name] is not None:
+        draft.set("early_stopping.patience", draft[name], name)
+
+
+def set_together(draft: Draft, name: str, what: str) -> None:
+    """Set the number of processes with a batch of their own, where some share one to divide its layers or sequences.
+
+    name: the tool's number of processes that share a batch. what: what they divide, layers or sequences.
+    """
+    together, started, why = draft[name], draft.processes, LAYERS_WHOLE.replace("layers", what)
+    if together < 1 or (started > 1 and started % together):
+        draft.refuse(name, f"{together} do not divide {started} processes", "start a multiple of them")
+        return
+    draft.note(name, *(("listed", f"divides no {what}") if together == 1 else ("changed", why, "parallel.nproc")))
+    draft.facts["processes"] = max(1, started // together)
+    if together > 1 and started > 1:
+        draft.set("parallel.nproc", draft.processes, name, why=why)
 
 
 def set_rows(draft: Draft, tokens: int, *names: str, why: str) -> None:

@@ -75,7 +75,7 @@ def _file(draft: Draft, name: str, value: Any) -> Mapping[str, Any] | None:
 
 def _share(draft: Draft, name: str, engine: Mapping[str, Any], why: str = "") -> None:
     """Write keys of `parallel` if there are several processes."""
-    count = draft.facts.get("processes", 1)
+    count = draft.processes
     if count == 1:
         draft.drop(_ALONE, name)
         return
@@ -162,7 +162,7 @@ def _expected(draft: Draft, names: Names) -> dict[str, tuple[Any, str]]:
     return {
         "train_micro_batch_size_per_gpu": (micro, "batch.micro"),
         "gradient_accumulation_steps": (passes, "batch.size"),
-        "train_batch_size": (micro * passes * draft.facts.get("processes", 1), "batch.size"),
+        "train_batch_size": (micro * passes * draft.processes, "batch.size"),
         "gradient_clipping": (draft["max_grad_norm"], "optim.max_grad_norm"),
         "bf16.enabled": (compute == "bf16", "precision.compute"),
         "fp16.enabled": (compute == "fp16", "precision.compute"),
@@ -264,7 +264,7 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
             draft.set("gradient_checkpointing", "on", "fsdp_config")
             draft.note("gradient_checkpointing", "carried", "fsdp_config turns it on as well")
             inside.carried(name, value, "gradient_checkpointing")
-        elif name in _FSDP_READ[:2] and value and draft.facts.get("processes", 1) > 1:
+        elif name in _FSDP_READ[:2] and value and draft.processes > 1:
             inside.carried(name, value, "parallel.offload")
         else:
             inside.listed(name, value, _WRAPS if value not in (None, False) else "is off or not set")

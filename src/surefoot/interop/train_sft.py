@@ -13,7 +13,7 @@ from typing import Any
 
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
-from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, text, whole
+from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, switches, text, whole
 from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.translation import Translation
@@ -63,7 +63,6 @@ _ROWS = (
     carried("lora_targets", None, "adapter.targets", None, "modules that get an adapter", type=module_names),
 )
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
-_SWITCHES = ("torch_compile", "bf16", "fp16", "tf32", "resume")
 
 
 def _compile(draft: Draft) -> None:
@@ -102,7 +101,7 @@ _DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
 
 def from_command(command: Command, options: Options) -> Translation:
     """Translate a command. Raises InputError with every fault."""
-    words = read_only_flags(command.arguments, switches=_SWITCHES, lists=("lora_targets",))
+    words = read_only_flags(command.arguments, switches=switches(ROWS) | {"resume"}, lists=("lora_targets",))
     return Draft(_DIALECT, words, command, options).finish("train")
 
 

@@ -20,13 +20,13 @@ from surefoot.interop.axolotl.rules import RULES
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options, in_processes
+from surefoot.interop.settings import switches
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import Word, parse_document, read_document, read_flags, read_pairs, top_keys
 
 TOOL = "Axolotl"
 DIALECT = Dialect(TOOL, ROWS, RULES, ALIASES, {"lora_rank": "lora_r"}, PARTS)
-_SWITCHES = tuple(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _MODULES = ("axolotl.cli.train",)
 _SCRIPTS = ("finetune.py", "train.py")
 _OF_THE_LAUNCH = ("launcher", "accelerate", "debug")  # older words of `axolotl.cli.train`
@@ -52,7 +52,7 @@ def from_command(command: Command, options: Options) -> Translation:
         started = program_of(command, options)
         found = in_processes(from_command(started, options), started)
         return replace(found, notes=(*started.notes, *found.notes))
-    words, left = read_flags(command.arguments, switches=(*_SWITCHES, *_OF_THE_LAUNCH))
+    words, left = read_flags(command.arguments, switches=switches(ROWS) | {*_OF_THE_LAUNCH})
     words = [word for word in words if word.name not in _OF_THE_LAUNCH]
     if len(left) != 1:
         raise command_error(command.program, f"names {len(left)} config files", "name one")

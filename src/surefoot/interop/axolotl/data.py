@@ -288,7 +288,7 @@ def _first_texts(draft: Draft) -> int | None:
     if not steps or steps < 1:
         draft.refuse("max_steps", f"{PRETRAINING} is a stream, whose end is not known", "give a number of steps")
         return None
-    rows = steps * passes * draft["micro_batch_size"] * draft.facts.get("processes", 1)
+    rows = steps * passes * draft["micro_batch_size"] * draft.processes
     return max(1, rows * draft["sequence_len"] // _FEWEST)
 
 

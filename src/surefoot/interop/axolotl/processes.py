@@ -30,7 +30,7 @@ def set_processes(draft: Draft) -> None:
         if draft[name] < 1:
             draft.refuse(name, f"expected a number from 1, got {draft[name]}")
             return
-    launched = draft.facts.get("processes", 1)
+    launched = draft.processes
     started = draft["ray_num_workers"] if draft["use_ray"] else launched
     together = math.prod(draft[name] for name in SAME_BATCH)
     each = math.prod(draft[name] for name in OWN_BATCH)

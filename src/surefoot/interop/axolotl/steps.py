@@ -91,7 +91,7 @@ def _set_batch(draft: Draft) -> None:
     elif draft["sample_packing"]:
         _set_rows(draft, passes, decides)
     elif decides == "batch_size":
-        draft.set("batch.size", passes * micro * draft.facts.get("processes", 1), decides)
+        draft.set("batch.size", passes * micro * draft.processes, decides)
         draft.set("batch.micro", micro, "micro_batch_size")
     else:
         set_batch(draft, "micro_batch_size", decides)
@@ -107,7 +107,7 @@ def _set_rows(draft: Draft, passes: int, decides: str) -> None:
     if draft.written("stage") not in ("sft", "pretrain"):
         draft.refuse("sample_packing", "is for supervised training", "leave it out")
         return
-    micro, length, processes = draft["micro_batch_size"], draft["sequence_len"], draft.facts.get("processes", 1)
+    micro, length, processes = draft["micro_batch_size"], draft["sequence_len"], draft.processes
     form = next(iter(_attention(draft).values()), None)
     single = draft["multipack_real_batches"]
     single = form not in _LONG_ROWS if single is None else single

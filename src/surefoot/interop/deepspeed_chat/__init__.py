@@ -14,10 +14,11 @@ from surefoot.interop.deepspeed_chat import rules
 from surefoot.interop.deepspeed_chat.data import data_rule
 from surefoot.interop.deepspeed_chat.log_lines import log_lines
 from surefoot.interop.deepspeed_chat.pipeline import PIPELINE
-from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step, switches
+from surefoot.interop.deepspeed_chat.rows import ALIASES, LISTS, STEPS, Step
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, Options
+from surefoot.interop.settings import switches
 from surefoot.interop.tool import Tool
 from surefoot.interop.trainer import set_size
 from surefoot.interop.translation import Translation
@@ -78,7 +79,7 @@ def _claims(step: Step, command: Command) -> bool:
 
 
 def _from_command(step: Step, command: Command, options: Options) -> Translation:
-    words = read_only_flags(command.arguments, switches=switches(step), lists=LISTS)
+    words = read_only_flags(command.arguments, switches=switches(STEPS[step]), lists=LISTS)
     name = f"{NAME} {TITLES[step]}"
     dialect = Dialect(name, STEPS[step], (data_rule(step), *_RULES[step]), ALIASES[step])
     return Draft(dialect, words, command, options).finish("train")

@@ -19,7 +19,6 @@ from surefoot.interop.settings import (
     listed,
     refused,
     text,
-    truth,
     whole,
 )
 
@@ -174,10 +173,6 @@ ALIASES: Mapping[Step, Mapping[str, str]] = {
         "generation_batch_numbers": "generation_batches",
     },
 }
-
-
-def switches(step: Step) -> frozenset[str]:
-    return frozenset(name for name, row in STEPS[step].items() if row.type is truth or isinstance(row.default, bool))
 
 
 LISTS = ("data_path", "sft_only_data_path")

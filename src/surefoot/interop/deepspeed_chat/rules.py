@@ -37,10 +37,6 @@ def set_stage(step: Step) -> Callable[[Draft], None]:
     return rule
 
 
-def processes(draft: Draft) -> int:
-    return draft.facts.get("processes", 1)
-
-
 def set_length(draft: Draft) -> None:
     passes = draft["num_train_epochs"]
     if passes < 1:
@@ -167,7 +163,7 @@ def set_parallel(draft: Draft) -> None:
 
 def set_zero(draft: Draft, *stages: str) -> None:
     """Set `parallel`: ZeRO and offload for several processes, offload alone for one, in which nothing is sharded."""
-    count, offload = processes(draft), draft["offload"]
+    count, offload = draft.processes, draft["offload"]
     for name in stages:
         if draft[name] not in (0, 1, 2, 3):
             draft.refuse(name, f"DeepSpeed has no stage {draft[name]}", "use 0, 1, 2 or 3")
@@ -238,7 +234,7 @@ def set_rollouts(draft: Draft) -> None:
             return
     micro, passes, answered, batches = (draft[name] for name in names)
     step, rollout = micro * passes, answered * batches
-    count = processes(draft)
+    count = draft.processes
     if rollout % step and (step % rollout or draft["ppo_epochs"] > 1):
         what = f"a rollout of {rollout} answers is not a whole number of steps of {step}"
         given = next((name for name in reversed(names) if draft.given(name)), names[2])

@@ -20,6 +20,7 @@ from surefoot.interop.settings import (
     number,
     one_of,
     refused,
+    switches,
     text,
     whole,
 )
@@ -139,4 +140,4 @@ ALPACA_LORA: Mapping[str, Row] = {name: ORIGINAL[name] for name in _ALPACAS} | b
     listed("add_eos_token", False, "does not change labels there: EOS ends every answer that fits in either case"),
     carried("prompt_template_name", "alpaca", "data.template", _template, type=text),
 )
-SWITCHES = tuple(name for name, row in {**GUIDE, **ALPACA_LORA}.items() if isinstance(row.default, bool))
+SWITCHES = switches({**GUIDE, **ALPACA_LORA})

@@ -17,9 +17,9 @@ from typing import Any
 from surefoot.interop.draft import Draft
 from surefoot.interop.faults import setting_fault
 from surefoot.interop.script.literals import Script, Unread
-from surefoot.interop.settings import Refusal, number, whole
+from surefoot.interop.settings import Refusal, number, one_of, whole
 from surefoot.interop.shared_rules import EIGHT_BITS, KEEP_ALL, counted, resume_argument, set_default_targets, switch
-from surefoot.interop.trainer import set_precision
+from surefoot.interop.trainer import ROWS, set_precision
 from surefoot.interop.translation import Note
 
 GUIDE, ORIGINAL, ALPACA_LORA = "the bf16 migration guide", "LLM-Adapters and DoRA", "alpaca-lora"
@@ -32,18 +32,7 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
     ALPACA_LORA: _SHARED | {"weight_decay": 0.0, "eval_steps": 200, "save_steps": 200},
 }
 """TrainingArguments that no flag of the program sets, used if its file cannot be read."""
-_TRANSFORMERS_DEFAULTS = {
-    "warmup_steps": 0,
-    "lr_scheduler_type": "linear",
-    "logging_steps": 500,
-    "save_total_limit": None,
-}
-_TRANSFORMERS_DEFAULTS |= {
-    "max_grad_norm": 1.0,
-    "fp16": False,
-    "bf16": False,
-    "weight_decay": 0.0,
-}
+_OF_THE_TRAINER = (*_SHARED, "weight_decay")  # which transformers has defaults for
 _OF_FLAGS = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "num_train_epochs"),
     *("learning_rate", "output_dir", "evaluation_strategy", "eval_strategy", "save_strategy", "report_to", "run_name"),
@@ -97,7 +86,8 @@ def read_source(path: str, text: str) -> Source | None:
     read = {name: script.value(default) for name, default in arguments.items() if default is not None}
     literal = {name: value for name, value in read.items() if not isinstance(value, Unread)}
     fixed = {argument: Fixed(value, path) for argument, value in FIXED[name].items()}
-    fixed |= {argument: Fixed(value, "transformers, by default") for argument, value in _TRANSFORMERS_DEFAULTS.items()}
+    usual = {row.name: row.default for row in ROWS if row.name in _OF_THE_TRAINER}
+    fixed |= {argument: Fixed(value, "transformers, by default") for argument, value in usual.items()}
     notes: list[Note] = []
     for word in _training_arguments(script):
         node = word.value.body if isinstance(word.value, ast.IfExp) else word.value  # 200 if val_set_size > 0 else None
@@ -156,11 +146,7 @@ _STRADDLING = "a token that spans the end of the prompt and the start of the ans
 _EIGHT_BITS = "16 bits here: more exact, with twice the memory (precision.base: int8 keeps 8 bits)"
 
 
-def _schedule(value: Any) -> str:
-    names = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
-    if (found := names.get(str(value))) is None:
-        raise Refusal("surefoot has no such schedule", "write linear, cosine or constant there")
-    return found
+_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
 def _steps(value: Any) -> str:
@@ -169,7 +155,7 @@ def _steps(value: Any) -> str:
 
 _CONVERTED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "warmup_steps": ("optim.warmup", _steps),
-    "lr_scheduler_type": ("optim.schedule", _schedule),
+    "lr_scheduler_type": ("optim.schedule", one_of(_SCHEDULES)),
     "max_grad_norm": ("optim.max_grad_norm", lambda value: number(value) or None),
     "weight_decay": ("optim.weight_decay", number),
     "logging_steps": ("log_every", whole),

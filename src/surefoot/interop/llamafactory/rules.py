@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
 from surefoot.interop.draft import Draft
@@ -20,7 +22,16 @@ from surefoot.interop.llamafactory.methods import set_method
 from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import EIGHT_BITS, OF_TOKENS, SCALED, STARTED, set_added, set_random, set_rows
+from surefoot.interop.shared_rules import (
+    OF_TOKENS,
+    SCALED,
+    STARTED,
+    set_added,
+    set_patience,
+    set_quantized,
+    set_random,
+    set_rows,
+)
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"
@@ -162,25 +173,19 @@ def set_vision(draft: Draft) -> None:
 
 
 def set_quantization(draft: Draft) -> None:
-    words = ("quantization_method", "quantization_type", "double_quantization")
-    bits = draft["quantization_bit"]
-    if bits is None:
-        draft.drop("nothing is quantized", *words)
+    method, bits, kind, double = (
+        "quantization_method", "quantization_bit", "quantization_type", "double_quantization"
+    )  # fmt: skip
+    if draft[bits] is None:
+        draft.drop("nothing is quantized", method, kind, double)
         return
-    method = str(draft["quantization_method"]).lower()
-    if method not in ("bnb", "bitsandbytes"):
-        draft.refuse("quantization_method", f"surefoot quantizes with bitsandbytes, not {method}", "leave it out")
-    elif draft["finetuning_type"] != "lora":
-        draft.refuse("quantization_bit", f"{bits}-bit weights cannot train", "use finetuning_type: lora")
-    elif bits == 8:
-        draft.set("precision.base", "int8", "quantization_bit", "quantization_method", why=EIGHT_BITS)
-        draft.drop("applies to 4 bits", *words[1:])
-    elif bits != 4 or draft["quantization_type"] != "nf4":
-        what = "surefoot supports 8-bit weights, and 4-bit nf4"
-        draft.refuse("quantization_bit", what, "quantization_bit: 4 or 8, or leave it out")
+    set_quantized(draft, method, bits, double, adapted=draft["finetuning_type"] == "lora", fix="finetuning_type: lora")
+    if draft[bits] == 4 and draft[kind] != "nf4":
+        draft.refuse(kind, "surefoot's 4-bit format is nf4", "leave it out")
+    elif draft[bits] == 4:
+        draft.note(kind, "carried", "", "precision.base")
     else:
-        nested = "" if draft["double_quantization"] else "here with double quantization"
-        draft.set("precision.base", "nf4", "quantization_bit", *words, why=nested)
+        draft.drop("applies to 4 bits", kind)
 
 
 def set_order_and_start(draft: Draft) -> None:
@@ -312,15 +317,6 @@ def set_checkpointing(draft: Draft) -> None:
     draft.drop("disable_gradient_checkpointing decides", "gradient_checkpointing")
 
 
-def set_stopping(draft: Draft) -> None:
-    if (patience := draft["early_stopping_steps"]) is None:
-        return
-    if draft.written("data.eval") is None:
-        draft.refuse("early_stopping_steps", "there is no evaluation data", "give val_size or eval_dataset")
-        return
-    draft.set("early_stopping.patience", patience, "early_stopping_steps")
-
-
 def set_muon(draft: Draft) -> None:
     if draft["use_muon"]:
         draft.config.setdefault("optim", {}).pop("betas", None)
@@ -369,7 +365,7 @@ RULES = (
     set_checkpointing,
     *({trainer.set_output: set_output, trainer.set_trackers: set_trackers}.get(rule, rule) for rule in trainer.RULES),
     set_packing,
-    set_stopping,
+    partial(set_patience, name="early_stopping_steps", fix="give val_size or eval_dataset"),
     set_muon,
     set_loraplus("loraplus_lr_ratio"),
     set_bos,

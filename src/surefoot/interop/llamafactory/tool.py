@@ -27,7 +27,7 @@ from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
 from surefoot.interop.llamafactory.rows import PARTS, ROWS
 from surefoot.interop.llamafactory.rules import RULES
-from surefoot.interop.settings import names, number, text, whole
+from surefoot.interop.settings import names, number, switches, text, whole
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import (
@@ -46,7 +46,6 @@ NAME = "LLaMA-Factory"
 DIALECT = Dialect(NAME, ROWS, RULES, trainer.ALIASES, parts=PARTS)
 _PROGRAMS = ("llamafactory-cli", "lmf", "llamafactory.cli", "llamafactory.launcher")
 _SCRIPTS = ("train.py", "train_bash.py")  # names from before it had a command
-_SWITCHES = frozenset(name for name, row in ROWS.items() if isinstance(row.default, bool))
 _SUFFIXES = (".yaml", ".yml", ".json")
 # Settings that identify a file or command: neither surefoot nor the other tools have them.
 _FLAGS = ("--stage", "--finetuning_type", "--dataset_dir", "--cutoff_len")
@@ -154,7 +153,7 @@ def _words(words: Sequence[str], options: Options) -> list[Word]:
         read = read_flat if v1.is_v1(frozenset(document.data)) else read_document
         return [*read(document), *read_pairs(words[1:])]
     fix = "write --key value, or a .yaml file first"
-    return read_only_flags(words, switches=_SWITCHES, lists=_LISTS, fix=fix)
+    return read_only_flags(words, switches=switches(ROWS), lists=_LISTS, fix=fix)
 
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.config.dump import shown
 from surefoot.interop.backward import never
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import setting_error
@@ -41,6 +40,7 @@ from surefoot.interop.shared_rules import (
     set_duration,
     set_keep,
     set_rows,
+    set_together,
     short_sources,
     switch,
 )
@@ -257,20 +257,16 @@ def _set_template(draft: Draft) -> None:
 
 
 def _set_batch(draft: Draft) -> None:
-    started, micro, size, together = (
-        draft.facts.get("processes", 1), draft["micro_batch_size"], draft["global_batch_size"], draft["cp_size"],
-    )  # fmt: skip
-    if micro < 1 or together < 1 or (started > 1 and started % together):
-        name = "micro_batch_size" if micro < 1 else "cp_size"
-        draft.refuse(name, f"expected a number from 1 that divides {started} processes, got {shown(draft[name])}")
+    micro, size = draft["micro_batch_size"], draft["global_batch_size"]
+    set_together(draft, "cp_size", "sequences")
+    if micro < 1:
+        draft.refuse("micro_batch_size", f"expected a number from 1, got {micro}")
         return
-    count = max(1, started // together)
-    draft.facts["processes"] = count
+    count = draft.processes
     whole_step = size or micro * count
     if whole_step < 1 or whole_step % (micro * count):
         draft.refuse("global_batch_size", f"v1 needs a multiple of {micro * count}, got {whole_step}")
         return
-    draft.note("cp_size", "listed" if together == 1 else "changed", "surefoot keeps sequences whole")
     draft.set("batch.size", whole_step, "micro_batch_size", "global_batch_size")
     draft.set("batch.micro", micro, "micro_batch_size")
     how = draft["batching_strategy"]
@@ -324,7 +320,7 @@ def _set_shards(draft: Draft) -> None:
         draft.refuse("dist_config.name", f"surefoot has no {name}", "use fsdp2 or deepspeed")
     elif name in ("fsdp2", "fsdpturbo") and several:
         draft.set("parallel.engine", "fsdp2", "dist_config.name")
-        draft.set("parallel.nproc", draft.facts["processes"], why="the processes that have a batch of their own")
+        draft.set("parallel.nproc", draft.processes, why="the processes that have a batch of their own")
     else:
         draft.note("dist_config.name", "listed" if not several else "carried", "" if several else _ALONE)
     set_sharing(

@@ -8,7 +8,7 @@ from surefoot.interop import trainer, trl
 from surefoot.interop.draft import Draft
 from surefoot.interop.script.machine import KERNELS
 from surefoot.interop.script.reader import Reader
-from surefoot.interop.shared_rules import NEW_ROWS, set_added, short_sources
+from surefoot.interop.shared_rules import NEW_ROWS, set_added, set_patience, short_sources
 from surefoot.interop.trl.data import set_examples
 
 
@@ -52,14 +52,9 @@ def data_rule(reader: Reader) -> Any:
 
 def set_stopping(draft: Draft) -> None:
     """Set early stopping, after data.eval."""
-    names = ("early_stopping_patience", "early_stopping_threshold")
-    if draft[names[0]] is None:
-        return
-    if draft.written("data.eval") is None:
-        draft.refuse(names[0], "there is no evaluation data", "name an eval_dataset")
-        return
-    draft.set("early_stopping.patience", draft[names[0]], names[0])
-    draft.set("early_stopping.min_delta", draft[names[1]], names[1])
+    set_patience(draft, "early_stopping_patience", "name an eval_dataset")
+    if draft.written("early_stopping") is not None:
+        draft.set("early_stopping.min_delta", draft["early_stopping_threshold"], "early_stopping_threshold")
 
 
 _TRL_DATA = (

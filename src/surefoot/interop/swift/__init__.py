@@ -17,7 +17,7 @@ from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import Command, Options, in_processes, inherited, machines_of, with_processes
 from surefoot.interop.part_rates import set_loraplus
-from surefoot.interop.settings import truth
+from surefoot.interop.settings import switches
 from surefoot.interop.swift import rules
 from surefoot.interop.swift.data import set_data, set_model
 from surefoot.interop.swift.rows import ALIASES, PARTS, RLHF_ALIASES, RLHF_PARTS, listed_names, rows_of
@@ -87,10 +87,9 @@ def from_command(command: Command, options: Options) -> Translation:
     if left and left[0].lower().endswith(_SUFFIXES):
         path = left.pop(0)
         in_file = read_document(parse_document(options.read(path), path))
-    rows = [row for one in ("", *_METHODS.values()) for row in rows_of(one).values()]
-    lists = [*_MORE_LISTS.split(), *(row.name for row in rows if row.type is listed_names)]
-    switches = [row.name for row in rows if row.type is truth]
-    words = [*in_file, *read_only_flags(left, switches=switches, lists=lists)]
+    rows = {name: row for one in ("", *_METHODS.values()) for name, row in rows_of(one).items()}
+    lists = [*_MORE_LISTS.split(), *(name for name, row in rows.items() if row.type is listed_names)]
+    words = [*in_file, *read_only_flags(left, switches=switches(rows), lists=lists)]
     return _translated(verb, words, command, options)
 
 

@@ -215,7 +215,7 @@ def _stream(draft: Draft, sources: list[dict[str, Any]]) -> None:
         return
     size = draft["per_device_train_batch_size"] * draft["gradient_accumulation_steps"]
     row = (draft["packing_length"] or draft["max_length"] or 0) if draft["packing"] else 0
-    most = draft["max_steps"] * size * draft.facts.get("processes", 1) * max(1, row // _FEWEST)
+    most = draft["max_steps"] * size * draft.processes * max(1, row // _FEWEST)
     for source in sources:
         source.setdefault("max_samples", most)
         source |= {} if _is_local(source["path"]) else {"streaming": True}

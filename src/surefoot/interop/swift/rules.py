@@ -17,15 +17,16 @@ from surefoot.interop.model_templates import UNTHINKING, template_of
 from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
 from surefoot.interop.shared_rules import (
-    EIGHT_BITS,
-    LAYERS_WHOLE,
     NEW_ROWS,
     OF_TOKENS,
     SCALED,
     set_added,
     set_batch,
+    set_patience,
+    set_quantized,
     set_rows,
     set_start,
+    set_together,
     targets_or_pattern,
 )
 from surefoot.interop.swift.data import set_hub_model
@@ -75,31 +76,14 @@ def set_precision(draft: Draft) -> None:
         draft.assume("torch_dtype: as the checkpoint", "precision as the plan finds it safe", "precision.compute")
     else:
         draft.set("precision.compute", compute, "torch_dtype", "bf16", "fp16")
+    set_quantized(draft, "quant_method", "quant_bits", "bnb_4bit_use_double_quant", adapted=not full,
+                  fix="tuner_type: lora")  # fmt: skip
     if draft["quant_method"] is not None or draft["quant_bits"] is not None:
-        _set_quantized(draft)
-    else:
-        draft.drop("nothing is quantized", "bnb_4bit_use_double_quant")
-        if kind is not None and not full:
-            draft.set("precision.base", kind, "torch_dtype")
-        elif kind in ("bf16", "fp16"):
-            draft.note("torch_dtype", "changed", _HALF.format(kind), "precision.compute")
-
-
-def _set_quantized(draft: Draft) -> None:
-    method, bits = draft["quant_method"], draft["quant_bits"]
-    if method != "bnb" or bits not in (4, 8):
-        name = "quant_method" if method != "bnb" else "quant_bits"
-        draft.refuse(
-            name, "surefoot quantizes to 4 and 8 bits as bitsandbytes does", "quant_method: bnb, quant_bits: 4"
-        )
-    elif draft["tuner_type"] == "full":
-        draft.refuse("quant_bits", f"{bits}-bit weights cannot train", "use tuner_type: lora")
-    elif bits == 8:
-        draft.set("precision.base", "int8", "quant_bits", "quant_method", why=EIGHT_BITS)
-        draft.drop("applies to 4 bits", "bnb_4bit_use_double_quant")
-    else:
-        nested = "" if draft["bnb_4bit_use_double_quant"] else "here with double quantization"
-        draft.set("precision.base", "nf4", "quant_bits", "quant_method", "bnb_4bit_use_double_quant", why=nested)
+        return
+    if kind is not None and not full:
+        draft.set("precision.base", kind, "torch_dtype")
+    elif kind in ("bf16", "fp16"):
+        draft.note("torch_dtype", "changed", _HALF.format(kind), "precision.compute")
 
 
 def set_adapter(draft: Draft) -> None:
@@ -245,15 +229,7 @@ def _set_length(draft: Draft, stage: Any, limit: int | None, how: str | None) ->
 
 
 def set_size(draft: Draft) -> None:
-    together, count = draft["sequence_parallel_size"], draft.facts.get("processes", 1)
-    if together < 1 or (count > 1 and count % together):
-        draft.refuse("sequence_parallel_size", f"does not divide {count} processes", "mend it")
-        return
-    if together > 1 and count > 1:
-        draft.facts["processes"] = count // together
-        draft.set("parallel.nproc", count // together, why="the processes that have a batch of their own")
-    draft.note("sequence_parallel_size", "changed" if together > 1 else "listed",
-               LAYERS_WHOLE.replace("layers", "sequences"))  # fmt: skip
+    set_together(draft, "sequence_parallel_size", "sequences")
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
@@ -273,10 +249,8 @@ def set_more(draft: Draft) -> None:
         draft.set("optim.name", "muon", "optimizer", why="AdamW for embeddings, head and vectors")
     elif name is not None:
         draft.refuse("optimizer", f"surefoot has no {name}", "use optim, or muon")
-    if (patience := draft["early_stop_interval"]) and draft.written("data.eval") is None:
-        draft.refuse("early_stop_interval", "there is no evaluation data", "give split_dataset_ratio or val_dataset")
-    elif patience:
-        draft.set("early_stopping.patience", patience, "early_stop_interval")
+    if draft["early_stop_interval"]:
+        set_patience(draft, "early_stop_interval", "give split_dataset_ratio or val_dataset")
 
 
 def set_trackers(draft: Draft) -> None:

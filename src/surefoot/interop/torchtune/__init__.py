@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from surefoot.config.yaml_scalars import scalar_or_text
@@ -15,6 +16,7 @@ from surefoot.interop import launchers
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import Command, Options, in_processes, started
+from surefoot.interop.shared_rules import set_together
 from surefoot.interop.tool import Tool
 from surefoot.interop.torchtune.data import set_data
 from surefoot.interop.torchtune.rows import ROWS
@@ -25,7 +27,6 @@ from surefoot.interop.torchtune.rules import (
     set_model,
     set_parts,
     set_precision,
-    set_processes,
     set_qat,
     set_rest,
     set_steps,
@@ -48,7 +49,7 @@ _DIALECT = Dialect(
     NAME,
     ROWS,
     (set_model, set_length, set_adapter, set_parts, set_precision, set_qat, set_data, set_teacher, set_loss,
-     set_processes, set_steps, set_rest),
+     partial(set_together, name="tensor_parallel_dim", what="layers"), set_steps, set_rest),
 )  # fmt: skip
 
 

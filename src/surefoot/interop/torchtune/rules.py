@@ -9,7 +9,6 @@ from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
 from surefoot.interop.shared_rules import (
     HEAD_NOT_ROUNDED,
     KEEP_ALL,
-    LAYERS_WHOLE,
     counted,
     set_batch,
     set_keep,
@@ -107,21 +106,6 @@ def set_parts(draft: Draft) -> None:
         draft.refuse(TRAINABLE[0], "surefoot trains the language model, or an adapter on it", "train the decoder")
     elif decoder not in (None, True, "full", "lora"):
         draft.refuse(TRAINABLE[0], f"torchtune has no {decoder}", "use full or lora")
-
-
-def set_processes(draft: Draft) -> None:
-    """Set the number of processes with a batch of their own: those that divide a layer share one."""
-    together, started = draft["tensor_parallel_dim"], draft.facts.get("processes", 1)
-    if together == 1:
-        draft.drop("no layer is divided", "tensor_parallel_dim")
-    elif together < 1 or (started > 1 and started % together):
-        what = f"{together} do not divide {started} processes"
-        draft.refuse("tensor_parallel_dim", what, "start a multiple of them")
-    else:
-        draft.note("tensor_parallel_dim", "changed", LAYERS_WHOLE, "parallel.nproc")
-        draft.facts["processes"] = max(1, started // together)
-        if started > 1:
-            draft.set("parallel.nproc", draft.facts["processes"], "tensor_parallel_dim", why=LAYERS_WHOLE)
 
 
 def set_loss(draft: Draft) -> None:
@@ -297,7 +281,7 @@ def set_rest(draft: Draft) -> None:
         set_keep(draft, keep, "checkpointer.keep_last_n_checkpoints")
     else:
         draft.set("checkpoint.keep", KEEP_ALL, why="torchtune deletes no checkpoint")
-    alone = draft.facts.get("processes", 1) == 1
+    alone = draft.processes == 1
     draft.note("fsdp_cpu_offload", "listed" if alone else "carried", "is for several processes" if alone else "",
                *(() if alone else ("parallel.offload",)))  # fmt: skip
     if draft["device"] == "cpu":

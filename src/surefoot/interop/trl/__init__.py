@@ -16,8 +16,8 @@ from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, FirstRecord, Options, in_processes, inherited
-from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, truth
-from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_rows, set_start
+from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, switches
+from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_nf4, set_rows, set_start
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation
@@ -153,8 +153,7 @@ def set_weights(draft: Draft) -> None:
         draft.drop("the base is in 8 bits", "dtype", "load_in_4bit", "use_bnb_nested_quant")
         return
     if draft["load_in_4bit"]:
-        both = "" if draft["use_bnb_nested_quant"] else "here with double quantization"
-        draft.set("precision.base", "nf4", "load_in_4bit", "use_bnb_nested_quant", why=both)
+        set_nf4(draft, "use_bnb_nested_quant", "load_in_4bit")
         if DTYPES.get(str(draft["dtype"]).removeprefix("torch.")) == draft.written("precision.compute"):
             draft.note("dtype", "carried", "", "precision.base")
         else:
@@ -187,21 +186,9 @@ def _dialect(method: str) -> Dialect:
     return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)
 
 
-def _switches(rows: Mapping[str, Row]) -> tuple[str, ...]:
-    return tuple(name for name, row in rows.items() if row.type is truth)
-
-
-_SWITCHES = _switches(ROWS)
 _LISTS = (
-    "loss_type",
-    "loss_weights",
-    "lora_target_modules",
-    "lora_modules_to_save",
-    "lora_target_parameters",
-    "report_to",
-    "reward_funcs",
-    "reward_weights",
-    "reward_clip_range",
+    *("loss_type", "loss_weights", "lora_target_modules", "lora_modules_to_save", "lora_target_parameters"),
+    *("report_to", "reward_funcs", "reward_weights", "reward_clip_range"),
 )
 
 
@@ -232,8 +219,7 @@ def from_command(command: Command, options: Options) -> Translation:
         raise command_error(f"trl {method}".strip(), what, fix)
     if command.name.startswith("run_") and arguments[:1] and arguments[0].endswith(_CONFIGS):
         arguments.insert(0, "--config")  # alignment-handbook's earlier scripts take the file without a flag
-    switches = _SWITCHES if method == "sft" else _switches(rows_of(method, OWN_ROWS))
-    words = read_only_flags(arguments, switches=switches, lists=_LISTS)
+    words = read_only_flags(arguments, switches=switches(_dialect(method).rows), lists=_LISTS)
     in_files: list[Word] = []
     for word in [word for word in words if word.name == "config"]:
         in_files += read_document(parse_document(options.read(str(word.value)), str(word.value)))

@@ -204,7 +204,7 @@ def _set_loss(draft: Draft, before: str) -> str | None:
         what = f"surefoot has no loss {kind} by {level}"
         draft.refuse(names[1], what, "use loss_type: grpo with it, which is gspo, or leave it out")
         return None
-    several = draft.facts.get("processes", 1) * _accumulated(draft) > 1
+    several = draft.processes * _accumulated(draft) > 1
     draft.set("grpo.loss", kind, *names, why=_OWN_MEANS if kind == "bnpo" and several else "")
     return kind
 
