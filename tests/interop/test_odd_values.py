@@ -113,8 +113,8 @@ _COMMONSENSE = "--dataset boolq --model m --adapter a --base_model b --lora_weig
 READERS: dict[str, tuple[Mapping[str, Any], Read]] = {
     "llamafactory train": (llamafactory.ROWS, file_reader(llama())),
     "llamafactory train, evaluated": (llamafactory.ROWS, file_reader(llama(val_size=0.1, eval_strategy="steps"))),
-    "llamafactory export": (dict.fromkeys(export._READ), file_reader({**CHAT, "export_dir": "o"})),
-    "llamafactory chat": (dict.fromkeys(export._READ), chat),
+    "llamafactory export": (dict.fromkeys({**export._SAVED, **export._MERGED}), file_reader({**CHAT, "export_dir": "o"})),
+    "llamafactory chat": (dict.fromkeys({**export._SAVED, **export._MERGED}), chat),
     "axolotl": (axolotl.ROWS, file_reader(AXOLOTL)),
     "trl": (trl.ROWS, file_reader(TRL, "sft.json")),
     "trl with PEFT": (trl.ROWS, file_reader({**TRL, "use_peft": True, "bf16": False})),

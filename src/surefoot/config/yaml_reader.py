@@ -91,6 +91,11 @@ class Document:
     values: dict[str, Position]
     path: str
 
+    def where(self, key: str) -> str:
+        """Return the place of a key, such as "run.yaml:3:1"; the file alone for a key that is not in it."""
+        at = self.keys.get(key)
+        return self.path if at is None else f"{self.path}:{at.line}:{at.column}"
+
 
 def read_yaml(path: Path) -> Document:
     """Read the mapping in a regular YAML file. Raises InputError with every fault."""

@@ -184,8 +184,7 @@ def read_file(path: str, text: str) -> tuple[dict[str, Any], list[Note]]:
     faults: list[Fault] = []
     notes: list[Note] = []
     for key, value in _leaves(document.data):
-        position = document.keys.get(key)
-        where = path if position is None else f"{path}:{position.line}:{position.column}"
+        where = document.where(key)
         group, _, last = key.rpartition(".")
         if not group and key not in _KEYS:
             faults.append(setting_fault(where, f"{key}: unknown setting of accelerate", _LEAVE))

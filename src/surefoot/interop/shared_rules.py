@@ -346,23 +346,9 @@ def check_resumed(found: Translation, options: Options) -> None:
     newest = options.newest(run)
     where = next((note.where for note in found.notes if "--resume" in note.keys), run)
     if newest is None:
-        raise InputError(
-            Fault(
-                where,
-                f"{run} holds no checkpoint to resume from",
-                "leave it out to start a new run",
-                code="SF-CHECKPOINT-NONE",
-            )
-        )
+        what, fix = f"{run} holds no checkpoint to resume from", "leave it out to start a new run"
+        raise InputError(Fault(where, what, fix, code="SF-CHECKPOINT-NONE"))
     if name and name != newest:
-        what = (
-            f"{found.resumes} is not what surefoot would resume from: the newest checkpoint that verifies is {newest}"
-        )
-        raise InputError(
-            Fault(
-                where,
-                what,
-                f"name {run}/{newest}, or resume in a copy of the run folder whose newest checkpoint is yours",
-                code="SF-RESUME-CHANGED",
-            )
-        )
+        what = f"{found.resumes} is not the newest checkpoint that verifies, {newest}, from which surefoot would resume"
+        fix = f"name {run}/{newest}, or resume in a copy of the run folder whose newest checkpoint is yours"
+        raise InputError(Fault(where, what, fix, code="SF-RESUME-CHANGED"))

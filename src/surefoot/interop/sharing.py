@@ -21,7 +21,7 @@ from surefoot.interop.draft import Draft
 from surefoot.interop.translation import Note
 from surefoot.interop.words import parse_document, plain_truth
 from surefoot.system.errors import InputError
-from surefoot.system.messages import nearest_word
+from surefoot.system.messages import did_you_mean
 
 _ALONE = "one process holds everything; results do not depend on it"
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
@@ -133,8 +133,7 @@ def _read_deepspeed(draft: Draft, settings: Mapping[str, Any], names: Names) -> 
         elif (fix := unknown(key)) is not None:
             inside.refuse(key, "unknown setting of DeepSpeed", fix)
         elif group.startswith("zero_optimization"):
-            several = draft.written("parallel.engine") is not None
-            if several:
+            if draft.written("parallel.engine") is not None:
                 inside.carried(key, value, *_ENGINE)
             else:
                 inside.listed(key, value, _ALONE)
@@ -231,8 +230,7 @@ def _read_fsdp(draft: Draft, requested: Any) -> None:
     )
     options = [str(option) for option in options]
     if unknown := next((option for option in options if option not in _FSDP), None):
-        near = nearest_word(unknown, _FSDP)
-        fix = f"did you mean {near}?" if near else f"choose from {', '.join(_FSDP)}"
+        fix = did_you_mean(unknown, _FSDP, f"choose from {', '.join(_FSDP)}")
         draft.refuse("fsdp", f"transformers has no {unknown}", fix)
         draft.drop("fsdp is refused", "fsdp_config")
         return
@@ -255,9 +253,7 @@ def _account_fsdp(draft: Draft, words: Mapping[str, Any]) -> None:
     known: Sequence[str] = (*_FSDP_READ, *_FSDP_LISTED)
     for name, value in words.items():
         if name not in known:
-            near = nearest_word(name, known)
-            fix = f"did you mean {near}?" if near else "leave it out"
-            inside.refuse(name, "unknown setting of FSDP", fix)
+            inside.refuse(name, "unknown setting of FSDP", did_you_mean(name, known, "leave it out"))
         elif name == "xla" and value:
             inside.refuse(name, "surefoot does not train with XLA", "leave it out")
         elif name == "activation_checkpointing" and value:
@@ -369,7 +365,6 @@ def unknown(key: str) -> str | None:
     """Return the fix for a key that DeepSpeed is not known to have; None for a known key."""
     group, _, name = key.rpartition(".")
     known = (*READ.get(group, ()), *LISTED.get(group, ()), *REFUSED, *(one.rpartition(".")[2] for one in GROUPS))
-    if name in known and (name in READ.get(group, ()) or name in LISTED.get(group, ()) or name in REFUSED):
+    if name in READ.get(group, ()) or name in LISTED.get(group, ()) or name in REFUSED:
         return None
-    near = nearest_word(name, known)
-    return f"did you mean {near}?" if near else "leave it out"
+    return did_you_mean(name, known, "leave it out")

@@ -9,6 +9,7 @@ attention kernels; the script chose one by hand.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from surefoot.interop.draft import Dialect, Draft
@@ -16,13 +17,11 @@ from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, switches, text, whole
 from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
 from surefoot.interop.tool import Tool
+from surefoot.interop.trainer import set_compile
 from surefoot.interop.translation import Translation
 from surefoot.interop.words import read_only_flags
-from surefoot.system.messages import nearest_word
 
 TOOL = "train_sft.py"
-MODES = ("default", "reduce-overhead", "max-autotune")
-_MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
 _NOTED = 8  # micro-batch size and accumulation steps in the notes
 
 
@@ -65,17 +64,6 @@ _ROWS = (
 ROWS: Mapping[str, Row] = by_name(*_ROWS)
 
 
-def _compile(draft: Draft) -> None:
-    mode = draft["compile_mode"]
-    if mode is not None and mode not in MODES:
-        near = _MEANT.get(mode) or nearest_word(mode, MODES)
-        known = f"did you mean {near}?" if near else f"use {', '.join(MODES)}"
-        draft.refuse("compile_mode", f"torch.compile has no mode {mode}", known)
-        return
-    chosen = (mode or "default") if draft["torch_compile"] or mode else "off"
-    draft.set("compile", chosen, "torch_compile", "compile_mode")
-
-
 def _precision(draft: Draft) -> None:
     given = [name for name in ("bf16", "fp16") if draft[name]]
     if len(given) + draft.given("dtype") > 1:
@@ -96,7 +84,7 @@ def _rest(draft: Draft) -> None:
     resume_argument(draft, "resume", str(draft["out"] or ""))
 
 
-_DIALECT = Dialect(TOOL, ROWS, (_compile, _precision, _rest))
+_DIALECT = Dialect(TOOL, ROWS, (partial(set_compile, mode="compile_mode"), _precision, _rest))
 
 
 def from_command(command: Command, options: Options) -> Translation:

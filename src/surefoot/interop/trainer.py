@@ -20,10 +20,10 @@ from surefoot.interop.shared_rules import (
     set_duration,
     set_keep,
     set_warmup,
-    switch,
 )
 from surefoot.interop.sharing import set_sharing
 from surefoot.interop.trainer_rows import ALIASES, OPTIMIZERS, ROWS, SCHEDULES, TRACKERS
+from surefoot.system.messages import nearest_word
 
 BEST = "surefoot keeps the best checkpoint in addition to the newest ones"
 
@@ -140,15 +140,19 @@ def set_precision(draft: Draft, unset: str | None = "fp32", why: str = "") -> No
         draft.set("precision.compute", chosen, "bf16" if chosen != "fp16" else "fp16")
 
 
-def set_compile(draft: Draft) -> None:
-    mode = draft["torch_compile_mode"]
-    if not (draft["torch_compile"] or mode):
-        return
-    known = ("default", "reduce-overhead", "max-autotune")
-    if (mode or "default") not in known:
-        draft.refuse("torch_compile_mode", f"torch.compile has no mode {mode}", f"choose from {', '.join(known)}")
-        return
-    draft.set("compile", mode or "default", "torch_compile", "torch_compile_mode")
+MODES = ("default", "reduce-overhead", "max-autotune")
+_MEANT = {"over-head": "reduce-overhead", "overhead": "reduce-overhead"}
+
+
+def set_compile(draft: Draft, mode: str = "torch_compile_mode") -> None:
+    """Set compile. mode: the tool's setting for torch.compile's mode."""
+    word = str(draft[mode] or "default")
+    if word not in MODES:
+        near = _MEANT.get(word) or nearest_word(word, MODES)
+        fix = f"did you mean {near}?" if near else f"choose from {', '.join(MODES)}"
+        draft.refuse(mode, f"torch.compile has no mode {word}", fix)
+    elif draft["torch_compile"] or draft[mode]:
+        draft.set("compile", word, "torch_compile", mode)
 
 
 def set_logging(draft: Draft) -> None:
@@ -241,7 +245,6 @@ def set_output(draft: Draft) -> None:
 
 def set_rest(draft: Draft) -> None:
     """Translate seeds, devices and uploading."""
-    draft.drop("surefoot reads only the columns of its formats", "remove_unused_columns")
     if (seed := draft["data_seed"]) is not None:
         same = seed == draft["seed"]
         draft.note(
@@ -270,10 +273,6 @@ def set_size(draft: Draft) -> None:
 def set_found_size(draft: Draft) -> None:
     if draft["auto_find_batch_size"]:
         draft.set("batch.micro", "auto", "auto_find_batch_size", why="a step keeps its examples")
-
-
-def set_checkpointing(draft: Draft) -> None:
-    draft.set("gradient_checkpointing", switch(draft["gradient_checkpointing"]), "gradient_checkpointing")
 
 
 def set_do_train(draft: Draft) -> None:
@@ -307,7 +306,7 @@ RULES = (
     set_rest,
     set_sharing,
 )
-"""Call in this order, after data.eval is written. Precision, gradient checkpointing and do_train differ by tool."""
+"""Call in this order, after data.eval is written. Precision and do_train differ by tool."""
 
 
 def _set_best(draft: Draft) -> None:

@@ -46,12 +46,7 @@ class Word:
 
 def read_document(document: Document) -> list[Word]:
     """Return every top-level key, in the order of the file."""
-    words: list[Word] = []
-    for name, value in document.data.items():
-        position = document.keys.get(name)
-        where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
-        words.append(Word(name, value, where, f"{name}: {shown(value)}"))
-    return words
+    return [Word(name, value, document.where(name), f"{name}: {shown(value)}") for name, value in document.data.items()]
 
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -70,9 +65,7 @@ def read_flat(document: Document, whole: Collection[str] = ()) -> list[Word]:
                 continue
             if isinstance(value, str):
                 value = _REFERENCE.sub(lambda found: str(_at(document.data, found[1])), value)
-            position = document.keys.get(path)
-            where = document.path if position is None else f"{document.path}:{position.line}:{position.column}"
-            words.append(Word(path, value, where, f"{path}: {shown(value)}"))
+            words.append(Word(path, value, document.where(path), f"{path}: {shown(value)}"))
 
     walk(document.data, "")
     return words

@@ -84,6 +84,12 @@ def nearest_word(word: str, choices: Iterable[str]) -> str | None:
     return next(iter(nearest_words(word, choices, 1)), None)
 
 
+def did_you_mean(word: str, choices: Iterable[str], otherwise: str) -> str:
+    """Return the advice for an unknown name: the choice most similar to it, or `otherwise` if none is close."""
+    near = nearest_word(word, choices)
+    return f"did you mean {near}?" if near else otherwise
+
+
 def likeness(a: str, b: str) -> float:
     """Similarity of two names: 1 for equal names, 0 for nothing in common; swapped letters cost little."""
     if sorted(a) == sorted(b):

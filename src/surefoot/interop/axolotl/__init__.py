@@ -72,14 +72,12 @@ def _read(document: Document) -> list[Word]:
     found: list[Word] = []
     for word in read_document(document):
         block: Any = None if word.name != BLOCK[:-1] else {} if word.value is None else word.value
-        if not isinstance(block, dict):
-            found.append(word)
-            continue
-        for key, value in block.items():
-            name = f"{BLOCK}{key}"
-            at = document.keys.get(name)
-            where = word.where if at is None else f"{document.path}:{at.line}:{at.column}"
-            found.append(Word(name, value, where, f"{name}: {shown(value)}"))
+        inside = {f"{BLOCK}{key}": value for key, value in block.items()} if isinstance(block, dict) else None
+        found += (
+            [word]
+            if inside is None
+            else [Word(name, value, document.where(name), f"{name}: {shown(value)}") for name, value in inside.items()]
+        )
     return found
 
 

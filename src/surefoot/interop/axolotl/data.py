@@ -20,7 +20,7 @@ from surefoot.interop.shared_rules import parse_split, short_sources
 from surefoot.interop.translation import Note
 from surefoot.interop.trl.data import set_template
 from surefoot.system.locations import DATA_SUFFIXES
-from surefoot.system.messages import nearest_word
+from surefoot.system.messages import did_you_mean
 
 _OWN_INSTEAD = "the model's own template in place of Axolotl's for its family; surefoot data shows the text"
 _ENDS = (
@@ -78,8 +78,7 @@ class Sources:
         known = _TEXTS if self.name == PRETRAINING else known
         for key in given:
             if key not in known:
-                near = nearest_word(key, known)
-                fix = f"did you mean {near}?" if near else "surefoot does not support it; leave it out"
+                fix = did_you_mean(key, known, "surefoot does not support it; leave it out")
                 self._refuse(number, key, "is not a dataset setting that surefoot supports", fix)
         for key in _THOUGHTS:
             if given.get(key, "thinking") not in _READ_THOUGHTS:

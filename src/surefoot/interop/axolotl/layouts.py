@@ -12,7 +12,7 @@ from typing import Any
 
 from surefoot.config.dump import shown
 from surefoot.interop.settings import Refusal
-from surefoot.system.messages import nearest_word
+from surefoot.system.messages import did_you_mean
 
 FIELDS = ("field_prompt", "field_system", "field_chosen", "field_rejected", "field_completion", "field_label",
           "prompt_format", "chosen_format", "rejected_format", "completion_format")  # fmt: skip
@@ -116,8 +116,7 @@ def _own(stage: str, given: Mapping[str, Any]) -> Layout:
     """Return a user-defined layout. Raises Refusal unless its formats are those of a template."""
     answers = ("chosen", "rejected") if stage == "dpo" else ("completion",)
     if unknown := [name for name in given if name.startswith("field") and name not in (*FIELDS, "field_messages")]:
-        near = nearest_word(unknown[0], FIELDS)
-        raise Refusal(f"{unknown[0]} is not a field of a layout", f"did you mean {near}?" if near else "leave it out")
+        raise Refusal(f"{unknown[0]} is not a field of a layout", did_you_mean(unknown[0], FIELDS, "leave it out"))
     if stage == "reward":
         raise Refusal("user-defined layouts belong to dpo and kto", f"use {_known(stage)}")
     names = ("prompt", "system", *answers, *(() if stage == "dpo" else ("label",)))

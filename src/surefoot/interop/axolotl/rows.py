@@ -16,7 +16,6 @@ from surefoot.interop.backward import (
     equals,
     held_out,
     interval,
-    item,
     keeps_best,
     length,
     never,
@@ -49,12 +48,13 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import OF_TOKENS, template_arguments
+from surefoot.interop.shared_rules import OF_TOKENS, switch, template_arguments
 from surefoot.interop.trainer_rows import OPTIMIZERS
+from surefoot.interop.trainer_rows import ROWS as TRAINER_ROWS
 
 SAVED = 4  # number of checkpoints that Axolotl keeps by default
 
-_ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
+_OF_THE_TRAINER = ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "deepspeed", "fsdp")
 _NOTHING = (False, 0, "", [], {})
 
 
@@ -166,7 +166,8 @@ _ROWS: tuple[Row, ...] = (
     joint("bfloat16", False, ("precision.compute",)),
     joint("float16", False, ("precision.compute",)),
     joint("float32", False, ("precision.compute",)),
-    joint("tf32", "auto", ("precision.tf32",), type=_flag_or_word, null=False, back=switched("precision.tf32")),
+    carried("tf32", "auto", "precision.tf32", lambda on: on if on == "auto" else switch(on), type=_flag_or_word,
+            null=False, back=switched("precision.tf32")),
     joint("flash_attention", None, ("attention.implementation",), type=truth),
     joint("sdp_attention", None, ("attention.implementation",), type=truth),
     joint("eager_attention", None, ("attention.implementation",), type=truth),
@@ -196,15 +197,11 @@ _ROWS: tuple[Row, ...] = (
     joint("embedding_lr", None, ("optim.rates",), "of embeddings, head and modules_to_save", type=number, back=never),
     joint("embedding_lr_scale", None, ("optim.rates",), "a multiple of learning_rate", type=number, back=never),
     joint("lr_groups", None, ("optim.rates",), "a list of name, modules and lr", back=never),
-    joint("adam_beta1", 0.9, ("optim.betas",), back=item("optim.betas", 0)),
-    joint("adam_beta2", 0.999, ("optim.betas",), back=item("optim.betas", 1)),
-    joint("adam_epsilon", 1e-8, ("optim.eps",)),
     carried("max_grad_norm", 1.0, "optim.max_grad_norm", lambda value: value or None,
             back=clipped("optim.max_grad_norm")),
     carried("chat_template_kwargs", None, "data.template_arguments", template_arguments, type=group,
             back=unless("data.template_arguments", {})),
     carried("neftune_noise_alpha", None, "optim.neftune_alpha", type=number),
-    carried("seed", 42, "seed"),
     # evaluating, saving, logging
     joint("evals_per_epoch", None, ("eval_every",), type=number, back=never),
     joint("eval_steps", None, ("eval_every",), type=number, back=interval("eval_every")),
@@ -296,8 +293,7 @@ _ROWS: tuple[Row, ...] = (
     *_listed("Axolotl counts them itself", "total_supervised_tokens"),
     *(row for setting, names_of in _PARTS.items() for row in _listed(f"belongs to {setting}", names_of)),
     *METHOD_ROWS,
-    joint("deepspeed", None, _ENGINE, "a JSON file, translated key by key: ZeRO stage, offloading", type=file_or_group),
-    joint("fsdp", None, _ENGINE, "full_shard and similar; with offload, everything in host memory"),
+    *(row for row in TRAINER_ROWS if row.name in _OF_THE_TRAINER),
     joint("fsdp_config", None, ("parallel.offload", "gradient_checkpointing"), "translated key by key",
           type=file_or_group, back=back.sharding),
     joint("qat", None, ("precision.qat", "precision.qat_group_size", "precision.qat_after"),

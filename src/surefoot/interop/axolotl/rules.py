@@ -26,7 +26,6 @@ from surefoot.interop.shared_rules import (
     resume_argument,
     set_added,
     set_random,
-    switch,
 )
 from surefoot.interop.sharing import Names, set_sharing
 
@@ -133,8 +132,6 @@ def set_precision(draft: Draft) -> None:
         draft.set("precision.compute", "auto", "bf16")
     else:
         draft.set("precision.compute", "fp32", "bf16", "float32")
-    tf32 = draft["tf32"]
-    draft.set("precision.tf32", tf32 if tf32 == "auto" else switch(tf32), "tf32")
 
 
 def set_trackers(draft: Draft) -> None:

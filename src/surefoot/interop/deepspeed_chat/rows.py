@@ -53,7 +53,7 @@ _RUN = (
     joint("offload", False, ("parallel.offload",), "with ZeRO; one process offloads the optimizer, without enable_ema"),
     joint("only_optimize_lora", False, ("adapter.modules_to_save",), "without it, all that has no LoRA trains too"),
     listed("compute_fp32_loss", False, _FP32),
-    joint("enable_tensorboard", False, ("report_to",)),
+    carried("enable_tensorboard", False, "report_to", lambda on: ["tensorboard"] if on else []),
     listed("tensorboard_path", "tensorboard", "TensorBoard files are in the run folder"),
     refused("add_eot_token", False, "surefoot adds no tokens except PAD", f"leave it out: {_ENDS}"),
     listed("deepspeed", False, "zero_stage and offload configure it"),

@@ -189,10 +189,6 @@ def set_zero(draft: Draft, *stages: str) -> None:
         draft.drop("zero_stage is 0, so nothing is sharded", "offload")
 
 
-def set_tracking(draft: Draft) -> None:
-    draft.set("report_to", ["tensorboard"] if draft["enable_tensorboard"] else [], "enable_tensorboard")
-
-
 def set_output(inside: str = "") -> Callable[[Draft], None]:
     """Return a rule that sets output. inside: subfolder of output_dir that holds the model."""
 
@@ -209,7 +205,7 @@ def set_output(inside: str = "") -> Callable[[Draft], None]:
     return rule
 
 
-COMMON = (set_precision, set_schedule, set_seed, set_tracking)
+COMMON = (set_precision, set_schedule, set_seed)
 
 
 EMA = 0.992

@@ -40,7 +40,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import OF_TOKENS, STARTED, module_names
+from surefoot.interop.shared_rules import OF_TOKENS, STARTED, module_names, switch
 from surefoot.method_facts.losses import NO_REFERENCE
 
 _GENERATING = "applies to generation; surefoot generate and chat have flags for it"
@@ -94,8 +94,8 @@ MODEL = (
     refused("mixture_of_depths", None, "surefoot does not change a model's layers"),
     *all_listed(_OWN_SPEED, use_unsloth=False, use_unsloth_gc=False, enable_liger_kernel=False, use_v1_kernels=False),
     refused("moe_aux_loss_coef", None, "surefoot's loss has no router term"),
-    joint("disable_gradient_checkpointing", False, ("gradient_checkpointing",), "on by default there",
-          back=equals("gradient_checkpointing", "off")),
+    carried("disable_gradient_checkpointing", False, "gradient_checkpointing", lambda off: switch(not off),
+            back=equals("gradient_checkpointing", "off")),
     listed("use_reentrant_gc", True, "all variants give the same gradients"),
     refused("upcast_layernorm", False, "a frozen base has one dtype", "use precision: {base: fp32}, or leave it out"),
     listed("upcast_lmhead_output", False, "the loss is computed in fp32"),
@@ -298,6 +298,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
 ROWS = {row.name: row for group in reversed(GROUPS.values()) for row in group}
 # LLaMA-Factory runs with transformers 4 as well, where a share of warm-up has its own setting.
 ROWS |= {
+    "gradient_checkpointing": listed("gradient_checkpointing", False, "disable_gradient_checkpointing decides"),
     "warmup_ratio": replace(ROWS["warmup_ratio"], back=share_of_warmup),
     "warmup_steps": replace(ROWS["warmup_steps"], back=length("optim.warmup", "steps")),
 }

@@ -309,14 +309,6 @@ def set_precision(draft: Draft) -> None:
     trainer.set_precision(draft, unset=None, why=_PRECISION)
 
 
-def set_checkpointing(draft: Draft) -> None:
-    """Set gradient_checkpointing: on by default in LLaMA-Factory, whatever Trainer's own setting is."""
-    off = draft["disable_gradient_checkpointing"]
-    value = "off" if off else "on"
-    draft.set("gradient_checkpointing", value, "disable_gradient_checkpointing", why="")
-    draft.drop("disable_gradient_checkpointing decides", "gradient_checkpointing")
-
-
 def set_muon(draft: Draft) -> None:
     if draft["use_muon"]:
         draft.config.setdefault("optim", {}).pop("betas", None)
@@ -362,7 +354,6 @@ RULES = (
     set_order_and_start,
     set_learned,
     set_precision,
-    set_checkpointing,
     *({trainer.set_output: set_output, trainer.set_trackers: set_trackers}.get(rule, rule) for rule in trainer.RULES),
     set_packing,
     partial(set_patience, name="early_stopping_steps", fix="give val_size or eval_dataset"),

@@ -27,7 +27,18 @@ from surefoot.interop.llamafactory.data import STAGES
 from surefoot.interop.llamafactory.log_lines import log_lines
 from surefoot.interop.llamafactory.rows import PARTS, ROWS
 from surefoot.interop.llamafactory.rules import RULES
-from surefoot.interop.settings import names, number, switches, text, whole
+from surefoot.interop.settings import (
+    OF_THE_HUB,
+    all_listed,
+    by_name,
+    joint,
+    listed,
+    names,
+    number,
+    refused,
+    switches,
+    text,
+)
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.translation import Note, Translation
 from surefoot.interop.words import (
@@ -224,118 +235,72 @@ LLAMAFACTORY = Tool(
 )
 
 
-_READ = (
-    "model_name_or_path",
-    "adapter_name_or_path",
-    "export_dir",
-    "export_size",
-    "export_device",
-    "export_legacy_format",
-    "export_hub_model_id",
-    "export_quantization_bit",
-    "quantization_bit",
-    "model_revision",
-    "infer_dtype",
-    "finetuning_type",
-    "stage",
-    "template",
-    "max_new_tokens",
-    "temperature",
-    "top_p",
+# What export and chat read of a training's settings; the others are listed.
+_SAVED = by_name(
+    joint("model_name_or_path", None, ("MODEL",), type=text, required=OF_THE_HUB),
+    joint("adapter_name_or_path", None, ("--adapter",), type=text),
+    *all_listed("is detected from the folder", finetuning_type="lora", stage="sft"),
+    listed("template", None, "is read from the tokenizer and the run"),
+    refused("model_revision", "main", "is of the hub, and models are read on this machine", "download it first"),
+    refused("quantization_bit", None, "adapters are merged into the unquantized base"),
 )
-_TYPES = {
-    "export_dir": text,
-    "export_size": number,
-    "export_device": text,
-    "infer_dtype": text,
-    "max_new_tokens": whole,
-    "temperature": number,
-    "top_p": number,
-}
+_MERGED = by_name(
+    joint("export_dir", None, ("--out",), type=text, required="give the folder for the merged model"),
+    joint("export_size", 5, ("--max-shard-size",), type=number),
+    joint("export_device", "cpu", ("--device",), type=text),
+    joint("infer_dtype", "auto", ("--dtype",), type=text),
+    refused("export_legacy_format", False, "surefoot only writes safetensors"),
+    refused("export_quantization_bit", None, "surefoot does not quantize exports", "quantize the merged folder"),
+    refused("export_hub_model_id", None, "export writes a folder", "upload it afterwards: surefoot push"),
+)
+_ANSWERS = {"max_new_tokens": "--max-new-tokens", "temperature": "--temperature", "top_p": "--top-p"}
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def export(words: Sequence[Word], verb: str, options: Options) -> Translation:
     """Translate `export` or `chat`, given as verb. Settings about training are listed."""
-    rows = {  # no row is translated on its own here
-        name: replace(row, kind="joint", type=_TYPES.get(name, row.type)) for name, row in ROWS.items()
+    other = "applies to training" if verb == "chat" else "applies to training or generation"
+    rows = {
+        name: listed(name, row.default, row.about if row.kind == "listed" else other, secret=row.secret)
+        for name, row in ROWS.items()
     }
-    draft = Draft(Dialect(NAME, rows, (), trainer.ALIASES), words, None, options)
-    for word in words:
-        name = trainer.ALIASES.get(word.name, word.name)
-        if name not in _READ and name in ROWS:
-            row = ROWS[name]
-            other = "does not apply to export" if verb == "export" else "does not apply to chat"
-            draft.drop(row.about if row.kind == "listed" else other, name)
-    model, adapters = draft["model_name_or_path"], draft["adapter_name_or_path"]
-    if not model:
-        return draft.finish(verb)  # which says so
-    chain = names(adapters) if adapters is not None else []
-    if len(chain) > 1 and verb == "chat":
-        draft.refuse("adapter_name_or_path", "surefoot chat takes one adapter", "merge them with export first")
-    draft.note("model_name_or_path", "carried", "", "MODEL")
-    draft.arguments = [model]
-    if chain:
-        draft.note("adapter_name_or_path", "carried", "", "--adapter")
-        for adapter in chain:
-            draft.arguments += ["--adapter", adapter]
-    else:
-        draft.drop("names no adapter", "adapter_name_or_path")
-    draft.drop("is detected from the folder", "finetuning_type", "stage")
-    draft.drop("is read from the tokenizer and the run", "template")
-    if draft.given("model_revision") and draft["model_revision"] != "main":
-        draft.refuse("model_revision", f"{verb} reads models on this machine", "download the revision first")
-    draft.note("model_revision", "carried", "the hub's default")
-    if draft["quantization_bit"] is not None:
-        draft.refuse("quantization_bit", "adapters are merged into the unquantized base", "leave it out")
-    (_export if verb == "export" else _chat)(draft, bool(chain))
-    return draft.finish(verb)
+    asked = _MERGED if verb == "export" else {name: ROWS[name] for name in _ANSWERS}
+    dialect = Dialect(NAME, {**rows, **_SAVED, **asked}, (_export if verb == "export" else _chat,), trainer.ALIASES)
+    return Draft(dialect, words, None, options).finish(verb)
 
 
-def _export(draft: Draft, merged: bool) -> None:
-    target = draft["export_dir"]
-    if not target:
-        draft.refuse("export_dir", "is required", "give the folder for the merged model")
-        return
-    if merged:
-        draft.arguments.append("--merge")
-    draft.note("export_dir", "carried", "", "--out")
-    draft.arguments += ["--out", target]
-    if draft.given("export_size"):
-        size = draft["export_size"]
-        if size <= 0:
-            draft.refuse("export_size", f"expected a number of GB above 0, got {size:g}")
-        draft.arguments += ["--max-shard-size", f"{size:g}GB"]
-        draft.note("export_size", "carried", "", "--max-shard-size")
-    else:
-        draft.arguments += ["--max-shard-size", "5GB"]
+def _adapters(draft: Draft) -> list[str]:
+    """Add the model and its adapters to the arguments, and return the adapters."""
+    chain = names(draft["adapter_name_or_path"] or [])
+    draft.arguments += [str(draft["model_name_or_path"]), *(word for one in chain for word in ("--adapter", one))]
+    for name in ("model_name_or_path", "adapter_name_or_path"):
+        draft.note(name, "carried", "", *draft.rows[name].keys)
+    return chain
+
+
+def _export(draft: Draft) -> None:
+    size, dtype, device = draft["export_size"], draft["infer_dtype"], draft["export_device"]
+    draft.arguments += ["--merge"] if _adapters(draft) else []
+    draft.arguments += ["--out", str(draft["export_dir"]), "--max-shard-size", f"{size:g}GB"]
+    if size <= 0:
+        draft.refuse("export_size", f"expected a number of GB above 0, got {size:g}")
+    elif not draft.given("export_size"):
         draft.assume("export_size: 5", "the default of LLaMA-Factory", "--max-shard-size")
-    dtype = draft["infer_dtype"]
     if dtype in _DTYPES:
         draft.arguments += ["--dtype", _DTYPES[dtype]]
-        draft.note("infer_dtype", "carried", "", "--dtype")
     else:
         draft.drop("the dtype of the base", "infer_dtype")
-    device = draft["export_device"]
     if device not in ("cpu", "auto"):
         draft.refuse("export_device", f"expected cpu or auto, got {device}")
-        return
     draft.arguments += ["--device", device] if draft.given("export_device") else []
-    draft.note("export_device", "carried", "", "--device")
-    if draft["export_legacy_format"]:
-        draft.refuse("export_legacy_format", "surefoot only writes safetensors", "leave it out")
-    if draft["export_quantization_bit"] is not None:
-        draft.refuse("export_quantization_bit", "surefoot does not quantize exports", "quantize the merged folder")
-    if draft["export_hub_model_id"] is not None:
-        draft.refuse("export_hub_model_id", "export writes a folder", "upload it afterwards: surefoot push")
-    draft.drop("applies to generation", "max_new_tokens", "temperature", "top_p")
+    for name in ("export_dir", "export_size", "export_device", *(["infer_dtype"] if dtype in _DTYPES else [])):
+        draft.note(name, "carried", "", *draft.rows[name].keys)
 
 
-def _chat(draft: Draft, merged: bool) -> None:
-    for name, flag in (("max_new_tokens", "--max-new-tokens"), ("temperature", "--temperature"), ("top_p", "--top-p")):
-        value = draft[name]
-        draft.arguments += [flag, f"{value:g}" if name != "max_new_tokens" else str(value)]
+def _chat(draft: Draft) -> None:
+    if len(_adapters(draft)) > 1:
+        draft.refuse("adapter_name_or_path", "surefoot chat takes one adapter", "merge them with export first")
+    for name, flag in _ANSWERS.items():
+        draft.arguments += [flag, f"{draft[name]:g}" if name != "max_new_tokens" else str(draft[name])]
         draft.note(name, "carried", "", flag)
     draft.assume("temperature: 0.95, top_p: 0.7, max_new_tokens: 1024", "used if not given")
-    exports = [name for name in _READ if name.startswith("export_")]
-    draft.drop("does not apply to chat", "infer_dtype", *exports)

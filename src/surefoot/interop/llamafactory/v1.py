@@ -111,7 +111,7 @@ _OWN: tuple[Row, ...] = (
     listed("optim_config.lr", None, "learning_rate takes precedence, as there"),
     joint("train_dataset", None, ("data.train",), "a YAML file of data sets, a file or a hub id", type=text),
     listed("eval_dataset", None, "v1 evaluates nothing"),
-    joint("output_dir", "outputs", ("output",), type=text),
+    carried("output_dir", "outputs", "output", type=text),
     joint("micro_batch_size", 1, ("batch.size", "batch.micro")),
     joint("global_batch_size", None, ("batch.size",), "default: micro_batch_size of every process", type=whole),
     joint("batching_strategy", "normal", ("batch.row_tokens",), "normal, padding_free, dynamic_padding_free",
@@ -121,7 +121,7 @@ _OWN: tuple[Row, ...] = (
     carried("learning_rate", 1e-4, "optim.lr"),
     joint("num_train_epochs", 3.0, ("duration",), "max_steps takes precedence"),
     joint("max_steps", None, ("duration",), type=whole),
-    joint("bf16", True, ("precision.compute",)),
+    carried("bf16", True, "precision.compute", lambda on: "bf16" if on else "fp32"),
     carried("enable_activation_checkpointing", True, "gradient_checkpointing", switch),
     *all_listed(_SHARDS, mp_replicate_size=1, mp_shard_size=None, dp_size=None),
     joint("cp_size", 1, ("batch.size",), "processes of one batch; surefoot keeps sequences whole"),
@@ -284,7 +284,6 @@ def _set_batch(draft: Draft) -> None:
 def _set_steps(draft: Draft) -> None:
     set_duration(draft, "num_train_epochs", "max_steps")
     draft.assume("drop_last: true", "v1 leaves out an epoch's last short batch, which is a step here", "duration")
-    draft.set("precision.compute", "bf16" if draft["bf16"] else "fp32", "bf16")
     draft.assume("weights in the checkpoint's type", "weights that train are in fp32 here", "precision.compute")
     draft.set("optim.schedule", "constant", why="v1's rate is constant")
     draft.set("optim.warmup", 0.0, why="v1 does not warm up")
@@ -306,7 +305,6 @@ def _set_saving(draft: Draft) -> None:
     why = "" if epochs or steps else "v1 saves at the end"
     draft.set("checkpoint.every", every or "3 epochs", "save_epochs", "save_steps", why=why)
     set_keep(draft, limit or KEEP_ALL, "save_total_limit")
-    draft.set("output", draft["output_dir"], "output_dir")
     if draft["resume_from_checkpoint"] == "auto":
         draft.arguments.append("--resume")
         draft.note("resume_from_checkpoint", "carried", "", "--resume")

@@ -16,7 +16,7 @@ def set_tokens(draft: Draft) -> None:
     set_added(draft, draft["added_tokens"] or (), "added_tokens", why=NEW_ROWS)
 
 
-SHARED = (trainer.set_checkpointing, trainer.set_do_train, set_tokens)
+SHARED = (trainer.set_do_train, set_tokens)
 
 
 def data_rule(reader: Reader) -> Any:

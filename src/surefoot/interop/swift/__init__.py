@@ -155,7 +155,7 @@ def _rules(verb: str, method: str) -> tuple[Any, ...]:
     usual = tuple(own.get(rule, rule) for rule in trainer.RULES)
     last = (rules.set_packing, rules.set_more, set_loraplus("lorap_lr_ratio"), *((rules.set_method,) if method else ()))
     begun = (stage, set_model, rules.set_adapter, set_data, rules.set_texts, rules.set_pixels, rules.set_precision)
-    return (*begun, _set_rate, trainer.set_checkpointing, trainer.set_do_train, *usual, *last)
+    return (*begun, _set_rate, trainer.set_do_train, *usual, *last)
 
 
 def _set_rate(draft: Draft) -> None:

@@ -27,7 +27,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import OF_TOKENS
+from surefoot.interop.shared_rules import OF_TOKENS, switch
 from surefoot.interop.trl.group import GRPO_ROWS
 from surefoot.interop.trl.methods import METHODS
 from surefoot.interop.words import read_value
@@ -179,7 +179,7 @@ SHARED: tuple[Row, ...] = (
     joint("optimizer", None, ("optim.name",), "muon", type=text),
     refused("vit_lr", None, "its names depend on the model", "write optim.rates in a surefoot config"),
     refused("aligner_lr", None, "its names depend on the model", "write optim.rates in a surefoot config"),
-    joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
+    carried("gradient_checkpointing", True, "gradient_checkpointing", switch),
     listed("vit_gradient_checkpointing", None, "all variants give the same gradients"),
     carried("router_aux_loss_coef", 0.0, "model.router_aux_loss_coef"),
     joint("enable_dft_loss", False, ("sft.loss",), OF_TOKENS),

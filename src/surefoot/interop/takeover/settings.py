@@ -74,7 +74,6 @@ def translation_of(taken: Taken, command: Command, options: Options) -> Translat
         trl.set_adapter,
         trainer.set_precision,
         trl.set_weights,
-        trainer.set_checkpointing,
         trainer.set_do_train,
         *trainer.RULES,
         *(() if method is None else (METHODS[method].rule, _reference_rule(taken))),

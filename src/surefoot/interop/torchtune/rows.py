@@ -20,7 +20,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names, switch
 
 _LIBRARY = "surefoot reads this from the model's own files"
 _MEMORY = "affects memory or speed only, not results"
@@ -139,7 +139,7 @@ _ROWS: tuple[Row, ...] = (
     *all_listed("belongs to a model that also sees", **dict.fromkeys(_SEEING)),
     listed("loss.ignore_index", None, "prompts and padding are masked by position"),
     carried("clip_grad_norm", None, "optim.max_grad_norm", type=number),
-    joint("compile", False, ("compile",)),
+    carried("compile", False, "compile", lambda on: "default" if on else "off"),
     joint("metric_logger._component_", None, ("report_to",), type=text),
     joint("metric_logger.project", None, ("tracking.project",), type=text),
     joint("metric_logger.name", None, ("tracking.name",), type=text),
@@ -151,7 +151,7 @@ _ROWS: tuple[Row, ...] = (
     listed("log_level", "INFO", "surefoot prints few lines"),
     joint("device", "cuda", (), "cpu hides the accelerator", type=text),
     joint("dtype", "bf16", ("precision.compute", "precision.base"), type=text, null="fp32"),
-    joint("enable_activation_checkpointing", False, ("gradient_checkpointing",)),
+    carried("enable_activation_checkpointing", False, "gradient_checkpointing", switch),
     listed("enable_activation_offloading", False, _MEMORY),
     listed("profiler", None, "use surefoot train --profile N"),
     listed("profiler.enabled", None, "use surefoot train --profile N"),

@@ -13,7 +13,6 @@ from surefoot.interop.shared_rules import (
     set_batch,
     set_keep,
     set_rows,
-    switch,
 )
 from surefoot.interop.torchtune.rows import TRAINABLE, family, last_name
 from surefoot.interop.torchtune.vision import FAMILY, refuse_texts, sees, set_adapted, set_trained, trainable
@@ -273,9 +272,6 @@ def set_steps(draft: Draft) -> None:
 def set_rest(draft: Draft) -> None:
     if not draft["clip_grad_norm"]:
         draft.set("optim.max_grad_norm", None, "clip_grad_norm", why="torchtune does not clip by default")
-    draft.set("compile", "default" if draft["compile"] else "off", "compile")
-    checkpointing = "enable_activation_checkpointing"
-    draft.set("gradient_checkpointing", switch(draft[checkpointing]), checkpointing)
     draft.set("checkpoint.every", "1 epoch", why="torchtune saves after each epoch")
     if keep := draft["checkpointer.keep_last_n_checkpoints"]:
         set_keep(draft, keep, "checkpointer.keep_last_n_checkpoints")

@@ -180,7 +180,7 @@ def set_base(draft: Draft, name: str, *, trained: bool) -> None:
 def _dialect(method: str) -> Dialect:
     """Return the dialect of a method. method: the command's verb."""
     data = set_data if method == "sft" else pairs_rule(method)
-    rules = (set_length, set_adapter, data, set_precision, trainer.set_checkpointing, trainer.set_do_train)
+    rules = (set_length, set_adapter, data, set_precision, trainer.set_do_train)
     if method == "sft":
         return Dialect(NAME, ROWS, (*rules, *trainer.RULES, set_packing), ALIASES, ELSEWHERE)
     return Dialect(NAME, rows_of(method, OWN_ROWS), (*rules, *trainer.RULES, METHODS[method].rule), ALIASES, ELSEWHERE)

@@ -39,7 +39,7 @@ _SERVER = "surefoot's server is plain `vllm serve`, see docs/grpo.md"
 _COLOCATED = "surefoot draws answers with the training model itself, unless grpo.engine: vllm names a server"
 
 
-def _dropped(value: bool) -> float | str:
+def dropped(value: bool) -> float | str:
     return 0.0 if value else "own"
 
 
@@ -68,9 +68,13 @@ def _prompt_length(ours: Ours) -> int | None:
     return limit - ours["grpo.max_new_tokens"] if isinstance(limit, int) else None
 
 
+SYNCED: tuple[Row, ...] = (
+    refused("sync_ref_model", False, "surefoot's reference model never changes"),
+    *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
+)
 _SHARED: tuple[Row, ...] = (
     carried("learning_rate", 1e-6, "optim.lr"),
-    carried("disable_dropout", False, "model.dropout", _dropped, back=differs("model.dropout", "own")),
+    carried("disable_dropout", False, "model.dropout", dropped, back=differs("model.dropout", "own")),
     listed("shuffle_dataset", True, "every epoch is shuffled with the seed"),
     joint("reward_funcs", None, ("grpo.rewards", "grpo.overlong"), "TRL's own, or MODULE.FUNCTION, which is read",
           back=lambda ours: written(ours, models=False)),
@@ -99,8 +103,7 @@ _SHARED: tuple[Row, ...] = (
     joint("epsilon_high", None, ("grpo.clip_high",), "epsilon if not given", type=number,
           back=lambda ours: _clip(ours, "high")),
     joint("mask_truncated_completions", False, ("grpo.overlong",), back=equals("grpo.overlong", "mask")),
-    refused("sync_ref_model", False, "surefoot's reference model never changes"),
-    *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
+    *SYNCED,
     joint("use_vllm", False, ("grpo.engine",), back=equals("grpo.engine", "vllm")),
     joint("vllm_mode", "colocate", ("grpo.engine",), type=text, back=reverse("grpo.engine", {"server": "vllm"})),
     joint("vllm_server_base_url", None, ("grpo.vllm_url",), type=text),

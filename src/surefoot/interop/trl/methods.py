@@ -27,9 +27,8 @@ from surefoot.interop.settings import (
 )
 from surefoot.interop.trl import back
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS, selected_columns, set_sources, set_template, template_settings
-from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, set_grpo, set_rloo
+from surefoot.interop.trl.group import GRPO_ROWS, RLOO_ROWS, SYNCED, dropped, set_grpo, set_rloo
 
-_SYNCED = "surefoot's reference model never changes"
 _ENCODER = "surefoot trains causal language models"
 _LEAVE = "leave it out"
 _LOSSES = (
@@ -41,20 +40,15 @@ LABELS = "robust and exo_pair only: TRL does not apply it to other losses"
 ONE_LOSS = "one of TRL's losses but aot and aot_unpaired, optionally with sft"
 
 
-def _dropped(value: bool) -> float | str:
-    return 0.0 if value else "own"
-
-
 _CUTS = "surefoot cuts the prompt's beginning first, down to a quarter of the length, then the answer's end"
 _ALL: tuple[Row, ...] = (
-    carried("disable_dropout", True, "model.dropout", _dropped, back=differs("model.dropout", "own")),
+    carried("disable_dropout", True, "model.dropout", dropped, back=differs("model.dropout", "own")),
     joint("max_length", 1024, ("data.max_length",), "null: no limit", null=ALL_POSITIONS, back=longest_or_null),
     refused("truncation_mode", "keep_start", _CUTS),
 )
 _RATE = carried("learning_rate", 1e-6, "optim.lr")
 _REFERENCE: tuple[Row, ...] = (
-    refused("sync_ref_model", False, _SYNCED),
-    *all_listed("belongs to sync_ref_model", ref_model_mixup_alpha=0.6, ref_model_sync_steps=512),
+    *SYNCED,
     listed("precompute_ref_batch_size", None, "affects speed only, not results"),
 )
 _TOGETHER = "prompt and answer are truncated together, to max_length: prompts lose their beginning only then"

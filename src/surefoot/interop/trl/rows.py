@@ -19,7 +19,7 @@ from surefoot.interop.settings import (
     text,
     truth,
 )
-from surefoot.interop.shared_rules import module_names, targets_or_pattern
+from surefoot.interop.shared_rules import module_names, switch, targets_or_pattern
 from surefoot.interop.trl import back
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS
 
@@ -86,7 +86,7 @@ OWN_ROWS: tuple[Row, ...] = (
     listed("activation_offloading", False, _KERNELS),
     carried("learning_rate", 2e-5, "optim.lr"),
     joint("logging_steps", 10, ("log_every",), type=number),
-    joint("gradient_checkpointing", True, ("gradient_checkpointing",)),
+    carried("gradient_checkpointing", True, "gradient_checkpointing", switch),
     joint("bf16", None, ("precision.compute",), "on unless fp16 is on", type=truth,
           back=reverse("precision.compute", {True: "bf16", False: "fp32"})),
 )  # fmt: skip
