@@ -109,12 +109,13 @@ TUNE = {
     "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "source": "d"},
     "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4}, "output_dir": "o", "epochs": 1, "batch_size": 1,
 }  # fmt: skip
+EXPORTED = {**export._SAVED, **export._MERGED}
 _COMMONSENSE = "--dataset boolq --model m --adapter a --base_model b --lora_weights w"
 READERS: dict[str, tuple[Mapping[str, Any], Read]] = {
     "llamafactory train": (llamafactory.ROWS, file_reader(llama())),
     "llamafactory train, evaluated": (llamafactory.ROWS, file_reader(llama(val_size=0.1, eval_strategy="steps"))),
-    "llamafactory export": (dict.fromkeys({**export._SAVED, **export._MERGED}), file_reader({**CHAT, "export_dir": "o"})),
-    "llamafactory chat": (dict.fromkeys({**export._SAVED, **export._MERGED}), chat),
+    "llamafactory export": (EXPORTED, file_reader({**CHAT, "export_dir": "o"})),
+    "llamafactory chat": (EXPORTED, chat),
     "axolotl": (axolotl.ROWS, file_reader(AXOLOTL)),
     "trl": (trl.ROWS, file_reader(TRL, "sft.json")),
     "trl with PEFT": (trl.ROWS, file_reader({**TRL, "use_peft": True, "bf16": False})),

@@ -25,6 +25,7 @@ Kind = Literal["carried", "joint", "listed", "refused"]
 Read = Callable[[Any], Any]  # given value -> checked value; ValueError says what was expected
 
 ALL_POSITIONS = "model"  # data.max_length for a tool that truncates nothing
+OWN_KERNELS = "affects speed only; surefoot chooses its own kernels"
 OF_THE_HUB = "name a folder or hub id"
 NO_LIMIT = "no limit there; examples longer than the model's positions are truncated here"
 

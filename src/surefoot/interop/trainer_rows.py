@@ -30,6 +30,7 @@ from surefoot.interop.backward import (
 )  # fmt: skip
 from surefoot.interop.settings import (
     AT_LEAST,
+    OWN_KERNELS,
     Refusal,
     Row,
     all_listed,
@@ -146,8 +147,7 @@ ROWS: tuple[Row, ...] = (
     joint("torch_compile", False, ("compile",), back=differs("compile", "off")),
     joint("torch_compile_mode", None, ("compile",), back=unless("compile", "off", "default")),
     listed("torch_compile_backend", None, "surefoot compiles with inductor"),
-    listed("use_liger_kernel", False, "affects speed only; surefoot chooses its own kernels"),
-    listed("liger_kernel_config", None, "affects speed only; surefoot chooses its own kernels"),
+    *all_listed(OWN_KERNELS, use_liger_kernel=False, liger_kernel_config=None),
     listed("torch_empty_cache_steps", None, "surefoot plans its memory"),
     listed("use_cache", False, "training uses no key-value cache"),
     joint("logging_steps", 500, ("log_every",), "the first and the last step are always logged", type=number),

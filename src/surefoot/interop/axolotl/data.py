@@ -184,13 +184,7 @@ class Sources:
         except Refusal as refusal:
             self._refuse(number, "type", refusal.what, refusal.fix)
             return
-        mapping = self._mapping(number, given, "message_property_mappings")
-        turns = (given.get("message_field_role") or mapping.get("role") or "role",
-                 given.get("message_field_content") or mapping.get("content") or "content")  # fmt: skip
-        if turns not in (("role", "content"), ("from", "value")):
-            what = f"no format reads turns with the fields {turns[0]} and {turns[1]}"
-            self._refuse(number, "message_property_mappings", what, "rename them in the data")
-        self._check_roles(number, given)
+        self._layout(number, given)
         if layout.columns:
             source["columns"] = dict(layout.columns)
         self._conversations(layout.template or self._chat_template(number, given))
@@ -201,11 +195,20 @@ class Sources:
         self.uses_chat_template |= not own
         return self._template(number, own or _configs_template(self.draft))
 
-    def _check_roles(self, number: int, given: Mapping[str, Any]) -> None:
+    def _layout(self, number: int, given: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Check roles and fields of turns. Returns the format that reads them and its field of turns, None for none."""
+        mapping = self._mapping(number, given, "message_property_mappings")
+        role = str(given.get("message_field_role") or mapping.get("role") or "role")
+        content = str(given.get("message_field_content") or mapping.get("content") or "content")
+        found = {"role content": ("messages", "messages"), "from value": ("sharegpt", "conversations")}
+        if f"{role} {content}" not in found:
+            what = f"no format reads turns with the fields {role} and {content}"
+            self._refuse(number, "message_property_mappings", what, "rename them in the data")
         roles = self._mapping(number, given, "roles").values()
         listed = [name for names in roles for name in (names if isinstance(names, list) else [names])]
         if unusual := [name for name in listed if str(name) not in _USUAL_ROLES]:
             self._refuse(number, "roles", f"surefoot does not support the role {unusual[0]}", "rename it in the data")
+        return found.get(f"{role} {content}")
 
     def _mapping(self, number: int, given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         mapping = given.get(key) or {}
@@ -215,22 +218,13 @@ class Sources:
         return mapping
 
     def _turns(self, number: int, given: Mapping[str, Any], source: dict[str, Any]) -> None:
-        mapping = self._mapping(number, given, "message_property_mappings")
-        role = str(given.get("message_field_role") or mapping.get("role") or "role")
-        content = str(given.get("message_field_content") or mapping.get("content") or "content")
-        layouts = {("role", "content"): ("messages", "messages"), ("from", "value"): ("sharegpt", "conversations")}
-        if (role, content) not in layouts:
-            self._refuse(
-                number, "message_property_mappings", f"no format reads turns with the fields {role} and {content}"
-            )
+        if (layout := self._layout(number, given)) is None:
             return
-        layout, usual = layouts[role, content]
-        source["format"] = layout
+        source["format"], usual = layout
         if given.get(_DROPPED):
             source["drop_system"] = True
         if (field := given.get("field_messages", "messages")) != usual:
             source["columns"] = {usual: field}
-        self._check_roles(number, given)
         if given.get("roles_to_train", ["assistant"]) not in (["assistant"], ["gpt"], ["assistant", "gpt"]):
             self._refuse(
                 number, "roles_to_train", "surefoot trains on assistant turns", "leave it out, or train_on_inputs"

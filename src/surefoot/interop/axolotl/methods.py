@@ -14,7 +14,7 @@ from surefoot.interop.backward import equals, never, true_if, unless
 from surefoot.interop.draft import Draft
 from surefoot.interop.settings import Row, all_listed, by_name, joint, listed, number, refused, text, truth
 from surefoot.interop.trl.group import GRPO_ROWS, set_grpo
-from surefoot.interop.trl.methods import LABELS, ONE_LOSS, set_dpo_losses, set_orpo_prompt
+from surefoot.interop.trl.methods import LABELS, ONE_LOSS, set_dpo_losses, set_orpo
 from surefoot.interop.trl.rewards import written
 
 # rl -> (surefoot stage, surefoot loss)
@@ -150,10 +150,10 @@ def set_method(draft: Draft) -> None:
     loss = METHODS[method][1]
     if loss is None:
         draft.note("rl", "carried", "", "stage")
+    elif loss == "orpo":
+        set_orpo(draft, "rl")
     else:
         draft.set("alignment.loss", loss, "rl")
-    if loss == "orpo":
-        set_orpo_prompt(draft)
     _set_beta(draft, method)
     {"dpo": _set_dpo, "kto": _set_kto, "simpo": _set_simpo}.get(method, lambda draft: None)(draft)
     if "rl_adapter_ref_model" in read:

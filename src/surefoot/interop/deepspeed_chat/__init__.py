@@ -43,10 +43,10 @@ _ONE_MODEL = (
     set_size,
     rules.set_length,
     rules.set_adapter,
-    rules.set_dropout,
+    partial(rules.set_dropouts, shares=("dropout",), switches=("disable_dropout",)),
     rules.set_checkpointing,
     rules.set_evaluation,
-    rules.set_parallel,
+    lambda draft: rules.set_zero(draft, "zero_stage"),
     *rules.COMMON,
     rules.set_output(),
 )

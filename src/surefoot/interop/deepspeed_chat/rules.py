@@ -86,10 +86,6 @@ def set_precision(draft: Draft) -> None:
     draft.set("precision.compute", dtype, "dtype")
 
 
-def set_dropout(draft: Draft) -> None:
-    set_dropouts(draft, ("dropout",), ("disable_dropout",))
-
-
 def set_dropouts(draft: Draft, shares: tuple[str, ...], switches: tuple[str, ...]) -> None:
     """Set model.dropout. shares: flags with a rate. switches: older flags for a rate of 0."""
     requested = {name: draft[name] for name in shares if draft[name] is not None}
@@ -155,10 +151,6 @@ def set_lora(draft: Draft, prefix: str) -> None:
     draft.set("adapter.alpha", 1.0, rank)
     draft.set("adapter.targets", [draft[place]], place)
     draft.set("adapter.publish", "merged", why="DeepSpeed-Chat saves whole models only")
-
-
-def set_parallel(draft: Draft) -> None:
-    set_zero(draft, "zero_stage")
 
 
 def set_zero(draft: Draft, *stages: str) -> None:

@@ -17,7 +17,7 @@ _PPO = ("ppo_buffer_size", "ppo_epochs", "ppo_score_norm", "ppo_target", "ppo_wh
 _ANSWERING = ("max_new_tokens", "temperature", "top_p", "top_k")
 _ALL = (*_PREFERENCES, *_JUDGED, *_REFERENCE, *_PPO, *_ANSWERING)
 _READ = {
-    "dpo": {*_PREFERENCES, *_REFERENCE} - {"pref_bco_weight"},
+    "dpo": {*_PREFERENCES, *_REFERENCE},
     "kto": {"pref_beta", *_JUDGED, *_REFERENCE},
     "ppo": {*_PPO, *_REFERENCE, *_ANSWERING},
 }
@@ -29,25 +29,13 @@ _FTX = "a mean over all tokens of the step's chosen answers; LLaMA-Factory avera
 def set_method(draft: Draft) -> None:
     stage = str(draft["stage"])
     read = _READ.get(stage, set())
-    draft.drop(f"stage is {stage}", *(name for name in _ALL if name not in read and not _needs_refusal(draft, name)))
-    {"rm": _rm, "dpo": set_pairs, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
-    if stage in _READ:
-        _check_unsupported(draft)
-
-
-def _needs_refusal(draft: Draft, name: str) -> bool:
-    return draft["stage"] == "dpo" and name == "pref_bco_weight"
-
-
-def _check_unsupported(draft: Draft) -> None:
-    for name in _UNSUPPORTED:
-        if draft[name] is not None:
-            fix = "merge adapters first (surefoot export)" if name.endswith("adapters") else "leave it out"
-            draft.refuse(name, "surefoot does not support this part of the method", fix)
-
-
-def _rm(draft: Draft) -> None:
-    draft.set("model.dropout", "own", why="LLaMA-Factory keeps dropout on in this stage, unlike dpo and kto")
+    draft.drop(f"stage is {stage}", *(name for name in _ALL if name not in read))
+    {"dpo": set_pairs, "kto": _kto, "ppo": _ppo}.get(stage, lambda draft: None)(draft)
+    if stage == "rm":
+        draft.set("model.dropout", "own", why="LLaMA-Factory keeps dropout on in this stage, unlike dpo and kto")
+    for name in (name for name in _UNSUPPORTED if stage in _READ and draft[name] is not None):
+        fix = "merge adapters first (surefoot export)" if name.endswith("adapters") else "leave it out"
+        draft.refuse(name, "surefoot does not support this part of the method", fix)
 
 
 def set_pairs(draft: Draft) -> None:

@@ -24,6 +24,7 @@ from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
 from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     OF_THE_HUB,
+    OWN_KERNELS,
     Refusal,
     Row,
     all_listed,
@@ -49,7 +50,6 @@ _EXPORT = "is a setting of `llamafactory-cli export`"
 _SWANLAB = "SwanLab is not one of surefoot's trackers"
 _VLLM = "applies to generation with vLLM"
 _EVALUATION = "is a setting of `llamafactory-cli eval`"
-_OWN_SPEED = "affects speed only; surefoot chooses its own kernels"
 _MEDIA = "image paths are relative to the data file"
 _FILM = "is for video and audio; surefoot trains on text and images"
 _OF_FILES = "set it in the model's preprocessor_config.json, or leave it out"
@@ -92,7 +92,7 @@ MODEL = (
             back=reverse("attention.implementation", _ATTENTION)),
     refused("shift_attn", False, "surefoot keeps the model's attention"),
     refused("mixture_of_depths", None, "surefoot does not change a model's layers"),
-    *all_listed(_OWN_SPEED, use_unsloth=False, use_unsloth_gc=False, enable_liger_kernel=False, use_v1_kernels=False),
+    *all_listed(OWN_KERNELS, use_unsloth=False, use_unsloth_gc=False, enable_liger_kernel=False, use_v1_kernels=False),
     refused("moe_aux_loss_coef", None, "surefoot's loss has no router term"),
     carried("disable_gradient_checkpointing", False, "gradient_checkpointing", lambda off: switch(not off),
             back=equals("gradient_checkpointing", "off")),

@@ -215,7 +215,10 @@ def set_template(draft: Draft) -> None:
     name = draft["template"]
     if name is None:
         draft.set("data.template", "tokenizer", "template", why="the tokenizer's chat template")
-        _check_thinking(draft)
+        if not draft["enable_thinking"]:
+            what = "the tokenizer's chat template decides where thoughts go"
+            draft.refuse("enable_thinking", what, "leave it out, or name a template")
+        draft.note("enable_thinking", "carried", "has no effect with this template")
         return
     if name not in SAME:
         draft.refuse("template", *why_not(name))
@@ -229,13 +232,6 @@ def set_template(draft: Draft) -> None:
         draft.refuse("default_system", "the template has a system message of its own", "name another, such as chatml")
     draft.note("default_system", "carried", "" if draft["default_system"] else "there is none")
     draft.note("enable_thinking", "carried", "" if adds_thoughts(name) else "has no effect with this template")
-
-
-def _check_thinking(draft: Draft) -> None:
-    if not draft["enable_thinking"]:
-        what = "the tokenizer's chat template decides where thoughts go"
-        draft.refuse("enable_thinking", what, "leave it out, or name a template")
-    draft.note("enable_thinking", "carried", "has no effect with this template")
 
 
 def set_learned(draft: Draft) -> None:

@@ -118,10 +118,9 @@ def from_command(command: Command, options: Options) -> Translation:
 
 
 def from_file(path: str, text: str, overrides: Sequence[str], options: Options) -> Translation:
+    words = _in_file(path, text, overrides)
     if v1.is_v1(top_keys(path, text)):
-        words = [*read_flat(parse_document(text, path)), *read_pairs(overrides)]
         return _of_v1(words, options, Command(path, environment=inherited(options)))
-    words = [*read_document(parse_document(text, path)), *read_pairs(overrides)]
     names = {word.name for word in words if word.value is not None}
     if "export_dir" in names and "dataset" not in names:
         return export(words, "export", options)
@@ -160,11 +159,15 @@ def _split(command: Command) -> tuple[str, Sequence[str]]:
 
 def _words(words: Sequence[str], options: Options) -> list[Word]:
     if words and words[0].lower().endswith(_SUFFIXES) and not words[0].startswith("-"):
-        document = parse_document(options.read(words[0]), words[0])
-        read = read_flat if v1.is_v1(frozenset(document.data)) else read_document
-        return [*read(document), *read_pairs(words[1:])]
+        return _in_file(words[0], options.read(words[0]), words[1:])
     fix = "write --key value, or a .yaml file first"
     return read_only_flags(words, switches=switches(ROWS), lists=_LISTS, fix=fix)
+
+
+def _in_file(path: str, text: str, overrides: Sequence[str]) -> list[Word]:
+    document = parse_document(text, path)
+    read = read_flat if v1.is_v1(frozenset(document.data)) else read_document
+    return [*read(document), *read_pairs(overrides)]
 
 
 def _train(words: Sequence[Word], options: Options, command: Command) -> Translation:

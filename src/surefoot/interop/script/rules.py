@@ -31,21 +31,17 @@ def data_rule(reader: Reader) -> Any:
         elif test is not None:
             draft.set("data.eval", short_sources([test.source]), why=f"load_dataset at {test.where}")
         draft.set("stage", "sft")
-        if reader.learned not in (None, "everything"):
-            draft.set("data.train_on", reader.learned, why="as DataCollatorForCompletionOnlyLM masks labels")
-        elif not reader.is_trl:
+        set_stopping(draft)
+        if reader.is_trl:
+            set_examples(draft, None)
+            draft.note("dataset_text_field", "listed", "surefoot detects the format of the records")
+            draft.drop("the script defines its data", *_TRL_DATA)
+        else:
             collator = "as in a causal LM collator; data.train_on=responses masks prompts"
             draft.set("data.train_on", "everything", why=collator)
-        set_stopping(draft)
-        if not reader.is_trl:
             draft.set("data.encoding", "whole", why="texts are tokenized in one piece and truncated at the end")
-            return
-        learned = reader.learned
-        set_examples(draft, None)
-        if learned not in (None, "everything"):
-            draft.set("data.train_on", learned, why="as DataCollatorForCompletionOnlyLM masks labels")
-        draft.note("dataset_text_field", "listed", "surefoot detects the format of the records")
-        draft.drop("the script defines its data", *_TRL_DATA)
+        if reader.learned not in (None, "everything"):
+            draft.set("data.train_on", reader.learned, why="as DataCollatorForCompletionOnlyLM masks labels")
 
     return rule
 

@@ -11,6 +11,7 @@ from typing import Any
 from surefoot.interop import trainer
 from surefoot.interop.settings import (
     OF_THE_HUB,
+    OWN_KERNELS,
     Row,
     all_listed,
     by_name,
@@ -32,7 +33,6 @@ from surefoot.interop.trl.group import GRPO_ROWS
 from surefoot.interop.trl.methods import METHODS
 from surefoot.interop.words import read_value
 
-_SPEED = "affects speed only; surefoot chooses its own kernels"
 _LOADING = "affects how batches are loaded, not results"
 _SWANLAB = "SwanLab is not one of surefoot's trackers"
 _CODE = "surefoot runs no code of another tool"
@@ -90,7 +90,7 @@ SHARED: tuple[Row, ...] = (
     refused("max_model_len", None, "surefoot keeps the model's position encoding", "max_length shortens texts"),
     *all_listed("surefoot places the model itself", device_map=None, max_memory=None),
     *all_listed("surefoot runs no code from a model's repository", local_repo_path=None, init_strategy=None),
-    *all_listed(_SPEED, experts_impl=None, use_logits_to_keep=None, enable_npu_model_patch=True, check_model=True),
+    *all_listed(OWN_KERNELS, experts_impl=None, use_logits_to_keep=None, enable_npu_model_patch=True, check_model=True),
     refused("model_kwargs", None, "surefoot passes no extra arguments when loading"),
     joint("tuner_type", "lora", ("adapter.kind",), "lora or full", type=text),
     refused("tuner_backend", "peft", "surefoot adapts with PEFT's layers"),
@@ -288,7 +288,7 @@ RLHF: tuple[Row, ...] = (
     *all_listed("belongs to a loss or method that is not supported", tau_pos=1.0, tau_neg=1.05, real_tau=0.5,
                 discopop_tau=0.05, soft_max_length=None, soft_cache_length=None, max_turns=None, gym_env=None,
                 rollout_importance_sampling_threshold=2.0, teacher_kl_coef=1.0, teacher_tag_key="dataset"),
-    *all_listed(_SPEED, offload_optimizer=False, offload_model=False, move_model_batches=None, sleep_level=0,
+    *all_listed(OWN_KERNELS, offload_optimizer=False, offload_model=False, move_model_batches=None, sleep_level=0,
                 offload_teacher_model=False, teacher_deepspeed=None, enable_flattened_weight_sync=True),
     *all_listed("is always logged", log_entropy=False, log_rollout_offpolicy_metrics=False,
                 wandb_log_unique_prompts=None),

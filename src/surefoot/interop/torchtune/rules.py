@@ -15,7 +15,7 @@ from surefoot.interop.shared_rules import (
     set_rows,
 )
 from surefoot.interop.torchtune.rows import TRAINABLE, family, last_name
-from surefoot.interop.torchtune.vision import FAMILY, refuse_texts, sees, set_adapted, set_trained, trainable
+from surefoot.interop.torchtune.vision import CAULDRON, FAMILY, sees, set_adapted, set_trained, trainable
 
 _ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -97,7 +97,8 @@ def set_parts(draft: Draft) -> None:
             set_trained(draft)
         return
     if family(draft["model._component_"]) == FAMILY and not trainable(draft)["decoder"]:
-        refuse_texts(draft)
+        what = "texts reach the decoder alone, and it is frozen: nothing would learn"
+        draft.refuse(TRAINABLE[0], what, f"train the decoder, or use {CAULDRON}")
         return
     for name in TRAINABLE:
         draft.note(name, "changed", draft.rows[name].about, "adapter" if decoder == "lora" else "model.path")

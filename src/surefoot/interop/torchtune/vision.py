@@ -20,7 +20,6 @@ _LAYERS = r"model\.language_model\.layers\."
 _FUSION, _DECODER = r"\d*[38]", r"\d*[0124-79]"  # of 11B and 90B every fifth layer reads pictures, from number 3 on
 _TOWER = r"model\.vision_model\."
 _TEXT_MLP, _TOWER_MLP = r"mlp\.(gate|up|down)_proj", r"mlp\.fc[12]"
-_LOST = "texts reach the decoder alone, and it is frozen: nothing would learn"
 _BY_NAME = "named as modules of the model, those that read pictures by their layer"
 _IMAGE_ROW = "the embedding of <|image|>, which torchtune counts to the fusion, stays frozen"
 
@@ -86,7 +85,3 @@ def set_trained(draft: Draft) -> None:
         draft.note(TRAINABLE[0], "carried", "all weights train", "model.path")
     else:
         draft.set("model.trained", [rf"{_LAYERS}{_FUSION}(\..*)?"], TRAINABLE[0], TRAINABLE[2], why=_IMAGE_ROW)
-
-
-def refuse_texts(draft: Draft) -> None:
-    draft.refuse(TRAINABLE[0], _LOST, "train the decoder, or use the_cauldron_dataset")

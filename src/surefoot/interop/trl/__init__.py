@@ -116,15 +116,10 @@ def set_adapter(draft: Draft) -> None:
     if "init_lora_weights" in draft.rows:  # of a script
         set_start(draft, "init_lora_weights")
     draft.set("adapter.modules_to_save", draft["lora_modules_to_save"] or [], "lora_modules_to_save")
-    set_targets(draft, "lora_target_modules")
-
-
-def set_targets(draft: Draft, name: str) -> None:
-    named = draft[name]
-    if not named:
-        set_default_targets(draft, name)
+    if named := draft["lora_target_modules"]:
+        draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, "lora_target_modules")
     else:
-        draft.set("adapter.targets", "all-linear" if named == ["all-linear"] else named, name)
+        set_default_targets(draft, "lora_target_modules")
 
 
 def set_precision(draft: Draft) -> None:
@@ -144,7 +139,12 @@ def set_compute(draft: Draft) -> None:
         draft.set("precision.compute", "fp32" if draft["bf16"] is False else "bf16", "bf16")
 
 
+_MASTER = "trained weights are kept in fp32: fp16 gradients cannot be unscaled, and bf16 loses small updates"
+
+
 def set_weights(draft: Draft) -> None:
+    """Set precision.base."""
+    dtype = DTYPES.get(str(draft["dtype"]).removeprefix("torch."))
     if draft["load_in_8bit"] and draft["load_in_4bit"]:
         draft.refuse("load_in_8bit", "load_in_4bit is set as well", "keep one of the two")
         return
@@ -154,27 +154,20 @@ def set_weights(draft: Draft) -> None:
         return
     if draft["load_in_4bit"]:
         set_nf4(draft, "use_bnb_nested_quant", "load_in_4bit")
-        if DTYPES.get(str(draft["dtype"]).removeprefix("torch.")) == draft.written("precision.compute"):
+        if dtype == draft.written("precision.compute"):
             draft.note("dtype", "carried", "", "precision.base")
         else:
             draft.note("dtype", "changed", "products are computed in the type of training", "precision.base")
         return
     draft.drop("nothing is quantized", "load_in_4bit", "use_bnb_nested_quant")
-    set_base(draft, "dtype", trained=not draft["use_peft"])
-
-
-def set_base(draft: Draft, name: str, *, trained: bool) -> None:
-    """Set the dtype of the weights. trained: whether all weights train, which surefoot does only in fp32."""
-    dtype = DTYPES.get(str(draft[name]).removeprefix("torch."))
     if dtype is None:
-        draft.refuse(name, f"{draft[name]} is not a dtype for weights", f"use {', '.join(DTYPES)}")
-    elif trained:
-        fixed = "trained weights are kept in fp32: fp16 gradients cannot be unscaled, and bf16 loses small updates"
-        draft.note(
-            name, "carried" if dtype == "fp32" else "changed", "" if dtype == "fp32" else fixed, "precision.base"
-        )
+        draft.refuse("dtype", f"{draft['dtype']} is not a dtype for weights", f"use {', '.join(DTYPES)}")
+    elif draft["use_peft"]:
+        draft.set("precision.base", dtype, "dtype")
+    elif dtype == "fp32":
+        draft.note("dtype", "carried", "", "precision.base")
     else:
-        draft.set("precision.base", dtype, name)
+        draft.note("dtype", "changed", _MASTER, "precision.base")
 
 
 def _dialect(method: str) -> Dialect:

@@ -198,21 +198,14 @@ def _set_cpo(draft: Draft) -> None:
         draft.refuse("cpo_alpha", "in surefoot's CPO cross entropy has at least weight 1", _LEAVE)
 
 
-def _set_orpo(draft: Draft) -> None:
-    draft.set("alignment.loss", "orpo", why="the script's method")
-    set_orpo_prompt(draft)
-
-
-def set_orpo_prompt(draft: Draft) -> None:
+def set_orpo(draft: Draft, *names: str) -> None:
+    """Set TRL's ORPO. names: settings that name the method."""
+    draft.set("alignment.loss", "orpo", *names, why="" if names else "the script's method")
     draft.set("alignment.sft_prompt", True, why="TRL's ORPO counts prompts in the cross entropy, the paper does not")
 
 
 def _set_reward(draft: Draft) -> None:
     draft.assume("a classification head without bias", "a value head here, saved as value_head.safetensors", "stage")
-
-
-def _nothing(draft: Draft) -> None:
-    pass
 
 
 _LAST = "GKD learns the last message and what the template writes behind its end, which is not learned here"
@@ -253,7 +246,7 @@ class Method:
 
     stage: str
     rows: tuple[Row, ...]
-    rule: Callable[[Draft], None] = _nothing
+    rule: Callable[[Draft], None] = lambda draft: None
     longer: str = ""
 
 
@@ -266,7 +259,7 @@ METHODS: Mapping[str, Method] = {
     "dpo": Method("dpo", _DPO, _set_dpo, _KEEPS_START),
     "kto": Method("kto", _KTO, longer=_KEEPS_START),
     "reward": Method("reward", _REWARD, _set_reward, _LEAVES_OUT),
-    "orpo": Method("dpo", _ORPO, _set_orpo, _KEEPS_PROMPT),
+    "orpo": Method("dpo", _ORPO, set_orpo, _KEEPS_PROMPT),
     "cpo": Method("dpo", _CPO, _set_cpo, _KEEPS_PROMPT),
     "gkd": Method("distill", _GKD, _set_gkd),
     "grpo": Method("grpo", GRPO_ROWS, set_grpo),

@@ -7,6 +7,7 @@ from surefoot.interop.backward import differs, equals, held_out, longest_or_null
 from surefoot.interop.settings import (
     ALL_POSITIONS,
     OF_THE_HUB,
+    OWN_KERNELS,
     Row,
     all_listed,
     carried,
@@ -23,7 +24,6 @@ from surefoot.interop.shared_rules import module_names, switch, targets_or_patte
 from surefoot.interop.trl import back
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS
 
-_KERNELS = "affects speed only; surefoot chooses its own kernels"
 _STREAM = "surefoot reads a dataset whole, or its first max_samples records"
 _TOKEN_LOSSES = {"nll": "cross_entropy", "chunked_nll": "cross_entropy", "dft": "dft"}
 _FORMS = {name: name for name in ("eager", "sdpa", "flash_attention_2")}
@@ -83,7 +83,7 @@ OWN_ROWS: tuple[Row, ...] = (
     joint("assistant_only_loss", False, ("data.train_on",), back=back.answers_only),
     carried("loss_type", "nll", "sft.loss", one_of(_TOKEN_LOSSES), type=text,
             back=lambda ours: "dft" if ours["sft.loss"] == "dft" else None),
-    listed("activation_offloading", False, _KERNELS),
+    listed("activation_offloading", False, OWN_KERNELS),
     carried("learning_rate", 2e-5, "optim.lr"),
     joint("logging_steps", 10, ("log_every",), type=number),
     carried("gradient_checkpointing", True, "gradient_checkpointing", switch),
