@@ -10,10 +10,11 @@ import pytest
 
 from helpers.faults import raises_fault, refused_settings
 from surefoot.data.batching.order import part_of
+from surefoot.interop.adapters import module_names
 from surefoot.interop.launch import Options
 from surefoot.interop.registry import translate_command, translate_file
 from surefoot.interop.settings import Refusal
-from surefoot.interop.shared_rules import module_names, parse_split
+from surefoot.interop.shared_rules import parse_split
 
 
 @pytest.mark.parametrize("text", ["q_proj,v_proj", "q_proj v_proj", "['q_proj', 'v_proj']", "('q_proj','v_proj')"])

@@ -1,11 +1,9 @@
-"""Rules that several tools share: batch sizes, duration, warm-up, module names, slices of splits, resuming.
+"""Rules that several tools share: batch sizes, duration, warm-up, slices of splits, resuming.
 
     set_batch(draft, "per_device_train_batch_size", "gradient_accumulation_steps")
-    module_names("q_proj v_proj")                                 # ["q_proj", "v_proj"]
     resume_argument(draft, "resume_from_checkpoint", output)      # --resume, and the checkpoint that must exist
 
 Steps per epoch are ceil(examples / (micro x accumulation)), as in transformers' Trainer: the short last step is kept.
-PEFT reads a string of target modules as a regular expression; surefoot's targets are names, so a pattern is refused.
 surefoot resumes only from the newest checkpoint of the run folder that verifies. If there is none, it starts a new run
 for a tool that looks for a checkpoint by itself, and fails if the user named one, as transformers does.
 """
@@ -18,7 +16,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surefoot.config.sections import PATTERN
 from surefoot.families.template_row import Dialogue
 from surefoot.families.templates import find_row
 from surefoot.interop.draft import Draft
@@ -29,32 +26,12 @@ from surefoot.planning.disk import checkpoints_kept
 from surefoot.system.errors import Fault, InputError
 
 KEEP_ALL = 1000  # checkpoint.keep for a tool that deletes no checkpoint; the key has no value for all
-EIGHT_BITS = "8-bit weights as in bitsandbytes; activations are not rounded (LLM.int8() rounds them on a GPU)"
 SCALED = "pictures are scaled in one step here, so that the tokens of a large one may differ by a row or column"
 LAYERS_WHOLE = "surefoot keeps layers whole and shards the weights: the same sums, more memory for a process"
 NEW_ROWS = "under an adapter, embedding and head train in full here"
 OF_TOKENS = "in training; evaluations report the cross entropy here"
 HEAD_NOT_ROUNDED = "the output head is not rounded here"
 ROUNDED_UP = "a fraction of an epoch is rounded to the nearest step here, and up there"
-
-
-_STARTS = re.compile(r"(pissa)(?:_niter_([1-9][0-9]*))?|(olora)")
-STARTED = "the run folder holds a LoRA of twice the rank for the unchanged base"
-
-
-def set_start(draft: Draft, name: str) -> None:
-    """Set adapter.start from PEFT's init_lora_weights."""
-    word = draft[name]
-    if word in (True, None, "true", "True"):
-        draft.note(name, "carried")
-        return
-    found = _STARTS.fullmatch(str(word))
-    if found is None:
-        draft.refuse(name, f"surefoot's adapters do not start with {word}", "use true, pissa, pissa_niter_16 or olora")
-        return
-    draft.set("adapter.start", found[1] or found[3], name, why=STARTED)
-    if found[2]:
-        draft.set("adapter.start_iterations", int(found[2]), name, why=STARTED)
 
 
 def set_keep(draft: Draft, keep: int, *names: str, why: str = "") -> None:
@@ -104,31 +81,6 @@ def set_random(draft: Draft, name: str) -> None:
 _BEGIN = ("sft", "pretrain")
 
 
-def set_quantized(draft: Draft, method: str, bits: str, double: str, *, adapted: bool, fix: str) -> None:
-    """Set precision.base for bitsandbytes' 8 bits, and 4 bits in NF4.
-
-    method, bits, double: the tool's settings. adapted: whether an adapter trains. fix: the setting for an adapter.
-    """
-    count = draft[bits]
-    if draft[method] is None and count is None:
-        draft.drop("nothing is quantized", double)
-    elif str(draft[method]).lower() not in ("bnb", "bitsandbytes") or count not in (4, 8):
-        name = bits if str(draft[method]).lower() in ("bnb", "bitsandbytes") else method
-        draft.refuse(name, "surefoot quantizes to 4 and 8 bits as bitsandbytes does", f"{method}: bnb, {bits}: 4")
-    elif not adapted:
-        draft.refuse(bits, f"{count}-bit weights cannot train", f"use {fix}")
-    elif count == 8:
-        draft.set("precision.base", "int8", bits, method, why=EIGHT_BITS)
-        draft.drop("applies to 4 bits", double)
-    else:
-        set_nf4(draft, double, bits, method)
-
-
-def set_nf4(draft: Draft, double: str, *names: str) -> None:
-    """Set precision.base to NF4, whose constants are quantized again here. double: the tool's setting for that."""
-    draft.set("precision.base", "nf4", *names, double, why="" if draft[double] else "here with double quantization")
-
-
 def set_patience(draft: Draft, name: str, fix: str) -> None:
     """Set early_stopping.patience, after data.eval. name: the tool's setting. fix: how to name evaluation data."""
     if draft[name] is not None and draft.written("data.eval") is None:
@@ -146,9 +98,12 @@ def set_together(draft: Draft, name: str, what: str) -> None:
     if together < 1 or (started > 1 and started % together):
         draft.refuse(name, f"{together} do not divide {started} processes", "start a multiple of them")
         return
-    draft.note(name, *(("listed", f"divides no {what}") if together == 1 else ("changed", why, "parallel.nproc")))
     draft.facts["processes"] = max(1, started // together)
-    if together > 1 and started > 1:
+    if together == 1:
+        draft.drop(f"divides no {what}", name)
+        return
+    draft.note(name, "changed", why, "parallel.nproc")
+    if started > 1:
         draft.set("parallel.nproc", draft.processes, name, why=why)
 
 
@@ -218,47 +173,6 @@ def counted(count: float, unit: str) -> str:
 
 def switch(value: Any) -> str:
     return "on" if value else "off"
-
-
-_NAME = re.compile(r"[\w.-]+")
-_LIST = re.compile(r"\[(.*)\]|\((.*)\)", re.DOTALL)
-_EXPECTED = "module names such as [q_proj, v_proj], not a pattern"
-_BECAUSE = "PEFT's default for Llama, Mistral and Qwen2; name them for families with other module names"
-
-
-def module_names(value: Any) -> list[str] | None:
-    """Read module names separated by blanks or commas, a list, or a list literal (quoted or not); None for none.
-
-    Raises ValueError, which says what was expected, for a pattern.
-    """
-    if value is None or value in ("None", ""):
-        return None
-    items = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(item, bool | int | float | dict) for item in items):
-        raise ValueError(_EXPECTED)
-    text = " ".join(str(item) for item in items).strip()
-    written = _LIST.fullmatch(text)
-    inner = text if written is None else next(group for group in written.groups() if group is not None)
-    names = [name.strip("'\"") for name in re.split(r"[\s,]+", inner) if name.strip("'\"")]
-    if not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError(_EXPECTED)
-    return names or None
-
-
-def targets_or_pattern(value: Any) -> list[str]:
-    """Read module names, or a string that PEFT would take as a pattern of whole names; [] for none."""
-    try:
-        return module_names(value) or []
-    except ValueError:
-        if not isinstance(value, str):
-            raise
-        return [f"{PATTERN}{value}"]
-
-
-def set_default_targets(draft: Draft, name: str) -> None:
-    """Set PEFT's default targets if the setting `name` names none: surefoot's own default is all linear layers."""
-    draft.drop("PEFT's default for the family", name)
-    draft.set("adapter.targets", ["q_proj", "v_proj"], *([] if draft.given(name) else [name]), why=_BECAUSE)
 
 
 # The hub's own rule for names, and a slice.

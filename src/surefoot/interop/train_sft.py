@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from surefoot.interop.adapters import module_names
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, switches, text, whole
-from surefoot.interop.shared_rules import counted, module_names, resume_argument, set_batch
+from surefoot.interop.shared_rules import counted, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.trainer import set_compile
 from surefoot.interop.translation import Translation

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.interop.adapters import ratio_back
 from surefoot.interop.axolotl import back
 from surefoot.interop.axolotl.methods import BLOCK
 from surefoot.interop.axolotl.methods import ROWS as METHOD_ROWS
@@ -29,7 +30,6 @@ from surefoot.interop.backward import (
     true_if,
     unless,
 )
-from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     AT_LEAST,
     OF_THE_HUB,

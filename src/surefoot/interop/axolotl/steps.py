@@ -9,8 +9,8 @@ import math
 import re
 from typing import Any
 
+from surefoot.interop.adapters import rate_of, rounded, set_loraplus
 from surefoot.interop.draft import Draft
-from surefoot.interop.part_rates import rate_of, rounded, set_loraplus
 from surefoot.interop.shared_rules import ROUNDED_UP, counted, set_batch, set_duration, set_keep, switch
 from surefoot.interop.trainer import BEST, set_optimizer, set_schedule_name
 

@@ -12,17 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 
 from surefoot.config.sections import PATTERN
 from surefoot.families.vision_parts import PARTS, part_of
-from surefoot.interop.backward import Ours
-from surefoot.interop.draft import Draft
-from surefoot.interop.saved_adapter import set_initial
-from surefoot.interop.shared_rules import (
+from surefoot.interop.adapters import (
     EIGHT_BITS,
     module_names,
     set_default_targets,
+    set_initial,
     set_start,
-    switch,
     targets_or_pattern,
 )
+from surefoot.interop.backward import Ours
+from surefoot.interop.draft import Draft
+from surefoot.interop.shared_rules import switch
 
 _NO_LAYER = ("lm_head", "embed_tokens", "embed_out", "wte")
 

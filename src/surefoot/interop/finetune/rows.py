@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from surefoot.interop.adapters import module_names
 from surefoot.interop.settings import (
     OF_THE_HUB,
     Refusal,
@@ -24,7 +25,6 @@ from surefoot.interop.settings import (
     text,
     whole,
 )
-from surefoot.interop.shared_rules import module_names
 
 LISTS = ("target_modules", "lora_target_modules", "Wdecompose_target_modules")
 _BOTTLENECK = "is for bottleneck adapters, which surefoot does not support; no effect on LoRA or DoRA"

@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from surefoot.interop.adapters import EIGHT_BITS, set_default_targets
 from surefoot.interop.draft import Draft
 from surefoot.interop.faults import setting_fault
 from surefoot.interop.script.literals import Script, Unread
 from surefoot.interop.settings import Refusal, number, one_of, whole
-from surefoot.interop.shared_rules import EIGHT_BITS, KEEP_ALL, counted, resume_argument, set_default_targets, switch
+from surefoot.interop.shared_rules import KEEP_ALL, counted, resume_argument, switch
 from surefoot.interop.trainer import ROWS, set_precision
 from surefoot.interop.translation import Note
 

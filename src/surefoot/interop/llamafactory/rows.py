@@ -7,6 +7,7 @@ from typing import Any
 
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
+from surefoot.interop.adapters import STARTED, module_names, ratio_back
 from surefoot.interop.backward import (
     differs,
     equals,
@@ -21,7 +22,6 @@ from surefoot.interop.backward import (
 )
 from surefoot.interop.llamafactory import back, freeze
 from surefoot.interop.llamafactory.data import STAGES, UNTHINKING
-from surefoot.interop.part_rates import ratio_back
 from surefoot.interop.settings import (
     OF_THE_HUB,
     OWN_KERNELS,
@@ -41,7 +41,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import OF_TOKENS, STARTED, module_names, switch
+from surefoot.interop.shared_rules import OF_TOKENS, switch
 from surefoot.method_facts.losses import NO_REFERENCE
 
 _GENERATING = "applies to generation; surefoot generate and chat have flags for it"

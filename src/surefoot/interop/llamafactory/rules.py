@@ -6,6 +6,7 @@ from functools import partial
 
 from surefoot.families.other_templates import PREFIX
 from surefoot.interop import trainer
+from surefoot.interop.adapters import MERGE, STARTED, set_initial, set_loraplus, set_quantized
 from surefoot.interop.draft import Draft
 from surefoot.interop.llamafactory import freeze
 from surefoot.interop.llamafactory.data import (
@@ -19,19 +20,8 @@ from surefoot.interop.llamafactory.data import (
     writes_bos,
 )
 from surefoot.interop.llamafactory.methods import set_method
-from surefoot.interop.part_rates import set_loraplus
-from surefoot.interop.saved_adapter import MERGE, set_initial
 from surefoot.interop.settings import names
-from surefoot.interop.shared_rules import (
-    OF_TOKENS,
-    SCALED,
-    STARTED,
-    set_added,
-    set_patience,
-    set_quantized,
-    set_random,
-    set_rows,
-)
+from surefoot.interop.shared_rules import OF_TOKENS, SCALED, set_added, set_patience, set_random, set_rows
 
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target")
 _PRECISION = "LLaMA-Factory computes in the checkpoint's dtype; surefoot uses the fastest safe one on this machine"

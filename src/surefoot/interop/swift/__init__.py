@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from surefoot.interop import launchers, trainer
+from surefoot.interop.adapters import set_loraplus
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error, setting_error
 from surefoot.interop.launch import Command, Options, in_processes, inherited, machines_of, with_processes
-from surefoot.interop.part_rates import set_loraplus
 from surefoot.interop.settings import switches
 from surefoot.interop.swift import rules
 from surefoot.interop.swift.data import set_data, set_model

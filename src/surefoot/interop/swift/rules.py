@@ -12,9 +12,9 @@ from typing import Any
 from surefoot.families.other_templates import PREFIX
 from surefoot.families.templates import OWN
 from surefoot.interop import trainer
+from surefoot.interop.adapters import set_initial, set_quantized, set_start, targets_or_pattern
 from surefoot.interop.draft import Draft
 from surefoot.interop.model_templates import UNTHINKING, template_of
-from surefoot.interop.saved_adapter import set_initial
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT
 from surefoot.interop.shared_rules import (
     NEW_ROWS,
@@ -23,11 +23,8 @@ from surefoot.interop.shared_rules import (
     set_added,
     set_batch,
     set_patience,
-    set_quantized,
     set_rows,
-    set_start,
     set_together,
-    targets_or_pattern,
 )
 from surefoot.interop.swift.data import set_hub_model
 from surefoot.interop.trl.group import set_grpo

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from surefoot.interop.adapters import module_names
 from surefoot.interop.settings import (
     Row,
     all_listed,
@@ -20,7 +21,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, module_names, switch
+from surefoot.interop.shared_rules import HEAD_NOT_ROUNDED, switch
 
 _LIBRARY = "surefoot reads this from the model's own files"
 _MEMORY = "affects memory or speed only, not results"

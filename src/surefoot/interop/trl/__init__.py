@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from surefoot.interop import trainer
+from surefoot.interop.adapters import EIGHT_BITS, set_default_targets, set_nf4, set_start
 from surefoot.interop.backward import Ours
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.faults import command_error
 from surefoot.interop.launch import Command, FirstRecord, Options, in_processes, inherited
 from surefoot.interop.settings import ALL_POSITIONS, NO_LIMIT, Row, by_name, switches
-from surefoot.interop.shared_rules import EIGHT_BITS, set_default_targets, set_nf4, set_rows, set_start
+from surefoot.interop.shared_rules import set_rows
 from surefoot.interop.tool import Target, Tool
 from surefoot.interop.tool_log import ToolLog, trainer_row
 from surefoot.interop.translation import Note, Translation

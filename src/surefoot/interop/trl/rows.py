@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from surefoot.interop import settings
+from surefoot.interop.adapters import module_names, targets_or_pattern
 from surefoot.interop.backward import differs, equals, held_out, longest_or_null, reverse, targets, unless
 from surefoot.interop.settings import (
     ALL_POSITIONS,
@@ -20,7 +21,7 @@ from surefoot.interop.settings import (
     text,
     truth,
 )
-from surefoot.interop.shared_rules import module_names, switch, targets_or_pattern
+from surefoot.interop.shared_rules import switch
 from surefoot.interop.trl import back
 from surefoot.interop.trl.data import HANDBOOK, OWN_EOS
 
