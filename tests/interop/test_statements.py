@@ -128,7 +128,18 @@ def test_beside_an_adapter_freezing_changes_nothing():
 )
 def test_what_a_collator_learns(collator, learned):
     found = translated(f"c = {collator}", trainer=", data_collator=c")
-    assert found.config["data"].get("train_on", "responses") == learned
+    assert found.config["data"]["train_on"] == learned
+
+
+def test_of_trl_a_collator_decides_what_is_learned():
+    text = SCRIPT.replace("Trainer(", "SFTTrainer(").format(
+        before="c = DataCollatorForCompletionOnlyLM(instruction_template='Q', response_template='A')",
+        after="trainer.train()", trainer=", data_collator=c", lora="",
+    )  # fmt: skip
+    found = translate_file("train.py", text, [], Options())
+    assert found.config["data"]["train_on"] == "responses"
+    without = translate_file("train.py", text.replace(", data_collator=c", ""), [], Options())
+    assert without.config["data"]["train_on"] == "by-record"
 
 
 def test_a_collator_that_masks_is_a_fault_and_one_of_code_is_told():

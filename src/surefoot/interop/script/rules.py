@@ -41,7 +41,8 @@ def data_rule(reader: Reader) -> Any:
             draft.set("data.train_on", "everything", why=collator)
             draft.set("data.encoding", "whole", why="texts are tokenized in one piece and truncated at the end")
         if reader.learned not in (None, "everything"):
-            draft.set("data.train_on", reader.learned, why="as DataCollatorForCompletionOnlyLM masks labels")
+            draft.config["data"]["train_on"] = reader.learned  # in place of what the trainer alone would learn
+            draft.assume("data.train_on", "as DataCollatorForCompletionOnlyLM masks labels", "data.train_on")
 
     return rule
 
