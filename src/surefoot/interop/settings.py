@@ -118,9 +118,13 @@ def listed(name: str, default: Any, about: str, *, secret: bool = False) -> Row:
     return Row(name, default, "listed", about=about, secret=secret)
 
 
-def all_listed(about: str, **defaults: Any) -> tuple[Row, ...]:
-    """Return listed rows that share one reason. defaults: setting name -> default."""
-    return tuple(listed(name, default, about) for name, default in defaults.items())
+def all_listed(about: str, names: str = "", **defaults: Any) -> tuple[Row, ...]:
+    """Return listed rows that share one reason.
+
+    names: settings without a default, separated by blanks. defaults: setting name -> default.
+    """
+    given = dict.fromkeys(names.split()) | defaults
+    return tuple(listed(name, default, about) for name, default in given.items())
 
 
 def refused(name: str, default: Any, about: str, fix: str = "leave it out", *, same: Sequence[Any] = ()) -> Row:

@@ -175,6 +175,10 @@ def switch(value: Any) -> str:
     return "on" if value else "off"
 
 
+def on_or_auto(value: Any) -> str:
+    return "on" if value else "auto"
+
+
 # The hub's own rule for names, and a slice.
 _SLICE = re.compile(r"(\w+(?:\.\w+)*)(?:\[(-?\d+%)?:(-?\d+%?)?\])?")
 _FIX = "give the first records, as in train[:1000], or a share, as in train[:95%]"

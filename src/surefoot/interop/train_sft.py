@@ -16,7 +16,7 @@ from surefoot.interop.adapters import module_names
 from surefoot.interop.draft import Dialect, Draft
 from surefoot.interop.launch import Command, Options
 from surefoot.interop.settings import Row, by_name, carried, joint, number, one_of, switches, text, whole
-from surefoot.interop.shared_rules import counted, resume_argument, set_batch
+from surefoot.interop.shared_rules import counted, on_or_auto, resume_argument, set_batch
 from surefoot.interop.tool import Tool
 from surefoot.interop.trainer import set_compile
 from surefoot.interop.translation import Translation
@@ -34,10 +34,6 @@ def _epochs(value: Any) -> str | None:
     return None if value is None else counted(value, "epoch")
 
 
-def _tf32(value: Any) -> str:
-    return "on" if value else "auto"
-
-
 _ROWS = (
     joint("micro_bsz", _NOTED, ("batch.micro", "batch.size"), "examples per forward pass"),
     joint("accum", _NOTED, ("batch.size",), "forward passes per optimizer step"),
@@ -49,7 +45,7 @@ _ROWS = (
     carried(
         "dtype", None, "precision.compute", one_of(_DTYPES), "dtype of matrix products: bf16, fp16 or fp32", type=text
     ),
-    carried("tf32", False, "precision.tf32", _tf32),
+    carried("tf32", False, "precision.tf32", on_or_auto),
     joint("resume", None, (), "becomes --resume"),
     carried("model", None, "model.path", None, "the base model", type=text, required="write --model PATH"),
     carried("data", None, "data.train", None, "the training data", type=text, required="write --data PATH"),

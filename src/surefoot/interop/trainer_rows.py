@@ -45,7 +45,7 @@ from surefoot.interop.settings import (
     truth,
     whole,
 )
-from surefoot.interop.shared_rules import KEEP_ALL, switch
+from surefoot.interop.shared_rules import KEEP_ALL, on_or_auto, switch
 
 _ENGINE = ("parallel.engine", "parallel.zero_stage", "parallel.offload")
 _NODES = "is for multi-process launchers; surefoot starts its own processes"
@@ -89,10 +89,6 @@ def _workers(value: int) -> int:
     return value
 
 
-def _switch(asked: bool) -> str:
-    return "on" if asked else "auto"
-
-
 def _strategy(value: Any) -> str:
     if value is False or value == "False":  # YAML 1.1 reads `no` as false
         return "no"
@@ -111,9 +107,8 @@ ROWS: tuple[Row, ...] = (
     joint("gradient_accumulation_steps", 1, ("batch.size",), "times the batch per device gives batch.size",
           back=passes),
     listed("per_device_eval_batch_size", 8, "evaluation batches are sized to the memory that training leaves"),
-    *all_listed("evaluation accumulates sums, not predictions", eval_accumulation_steps=None, batch_eval_metrics=False),
-    *all_listed("evaluation accumulates sums, not predictions", eval_do_concat_batches=True, include_for_metrics=None),
-    *all_listed("evaluation accumulates sums, not predictions", prediction_loss_only=False),
+    *all_listed("evaluation accumulates sums, not predictions", "eval_accumulation_steps include_for_metrics",
+                batch_eval_metrics=False, eval_do_concat_batches=True, prediction_loss_only=False),
     joint("auto_find_batch_size", False, ("batch.micro",), "auto; a step keeps its examples", back=never),
     joint("num_train_epochs", 3.0, ("duration",), "max_steps takes precedence", back=length("duration", "epochs")),
     joint("max_steps", -1, ("duration",), "above 0 it overrides num_train_epochs", back=length("duration", "steps")),
@@ -186,14 +181,13 @@ ROWS: tuple[Row, ...] = (
     listed("restore_callback_states_from_checkpoint", False, "a checkpoint holds the whole state"),
     carried("seed", 42, "seed"),
     joint("data_seed", None, ("seed",), "surefoot has one seed for everything", type=whole, back=never),
-    carried("full_determinism", False, "attention.deterministic", _switch, _ALWAYS_EXACT),
+    carried("full_determinism", False, "attention.deterministic", on_or_auto, _ALWAYS_EXACT),
     joint("use_cpu", False, (), "the run sees no accelerator"),
     joint("no_cuda", False, (), "the run sees no accelerator"),
     joint("dataloader_drop_last", False, ("duration",), "the last short batch of an epoch is a step", back=never),
     carried("dataloader_num_workers", 0, "data.workers", _workers),
-    *all_listed(_LOADING, dataloader_pin_memory=True, dataloader_persistent_workers=False),
-    *all_listed(_LOADING, dataloader_prefetch_factor=None, dataloader_multiprocessing_context=None),
-    *all_listed(_LOADING, dataloader_in_order=True),
+    *all_listed(_LOADING, "dataloader_prefetch_factor dataloader_multiprocessing_context", dataloader_pin_memory=True,
+                dataloader_persistent_workers=False, dataloader_in_order=True),
     listed("remove_unused_columns", True, "surefoot reads only the columns of its formats"),
     listed("label_names", None, "labels are the token ids"),
     listed("group_by_length", False, "batches depend on the seed alone"),
@@ -206,9 +200,8 @@ ROWS: tuple[Row, ...] = (
     listed("skip_memory_metrics", True, "peak memory is always logged"),
     listed("past_index", -1, "is for models that surefoot does not train"),
     listed("debug", "", "use surefoot --debug"),
-    *all_listed(_NODES, ddp_find_unused_parameters=None, ddp_bucket_cap_mb=None, ddp_broadcast_buffers=None),
-    *all_listed(_NODES, ddp_static_graph=None, ddp_backend=None, ddp_timeout=1800, local_rank=-1),
-    *all_listed(_NODES, accelerator_config=None, eval_use_gather_object=False),
+    *all_listed(_NODES, "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
+                "ddp_backend accelerator_config", ddp_timeout=1800, local_rank=-1, eval_use_gather_object=False),
     refused("parallelism_config", None, "surefoot configures this with parallel.engine"),
     joint("fsdp", None, _ENGINE, "full_shard and similar; with offload, everything in host memory", back=sharding),
     joint("fsdp_config", None, ("parallel.offload", "gradient_checkpointing"), "read key by key", type=file_or_group),

@@ -34,6 +34,7 @@ from surefoot.interop.settings import (
     AT_LEAST,
     OF_THE_HUB,
     Row,
+    all_listed,
     by_name,
     carried,
     file_or_group,
@@ -56,10 +57,6 @@ SAVED = 4  # number of checkpoints that Axolotl keeps by default
 
 _OF_THE_TRAINER = ("adam_beta1", "adam_beta2", "adam_epsilon", "seed", "deepspeed", "fsdp")
 _NOTHING = (False, 0, "", [], {})
-
-
-def _listed(about: str, settings: str) -> tuple[Row, ...]:
-    return tuple(listed(name, None, about) for name in settings.split())
 
 
 def _refused(about: str, settings: str, fix: str = "leave it out") -> tuple[Row, ...]:
@@ -193,7 +190,7 @@ _ROWS: tuple[Row, ...] = (
     joint("warmup_ratio", None, ("optim.warmup",), type=number, back=share_of_warmup),
     carried("weight_decay", 0.0, "optim.weight_decay"),
     joint("loraplus_lr_ratio", None, ("optim.rates",), "LoRA+", type=number, back=ratio_back),
-    *_listed("is for LoRA on embeddings, which surefoot does not have", "loraplus_lr_embedding"),
+    *all_listed("is for LoRA on embeddings, which surefoot does not have", "loraplus_lr_embedding"),
     joint("embedding_lr", None, ("optim.rates",), "of embeddings, head and modules_to_save", type=number, back=never),
     joint("embedding_lr_scale", None, ("optim.rates",), "a multiple of learning_rate", type=number, back=never),
     joint("lr_groups", None, ("optim.rates",), "a list of name, modules and lr", back=never),
@@ -232,23 +229,23 @@ _ROWS: tuple[Row, ...] = (
     joint("auto_resume_from_checkpoints", False, (), "--resume"),
     joint("hub_model_id", None, (), "--push OWNER/NAME, to a private repository, at the end", type=text),
     joint("plugins", None, (), "Liger and cut cross-entropy affect speed only", type=names),
-    *_listed("surefoot reads this from the model's own files",
+    *all_listed("surefoot reads this from the model's own files",
              "model_type tokenizer_type type_of_model tokenizer_use_fast tokenizer_legacy is_falcon_derived_model "
              "is_llama_derived_model is_mistral_derived_model is_qwen_derived_model lora_fan_in_fan_out strict "
              "cls_model_config"),
     listed("trust_remote_code", None, "surefoot runs no code from a model's repository"),
-    *_listed("affects how data is prepared and loaded, not results",
+    *all_listed("affects how data is prepared and loaded, not results",
              "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
              "num_dataset_shards_to_save preprocess_iterable dataloader_pin_memory dataloader_num_workers "
              "dataloader_prefetch_factor remove_unused_columns hf_use_auth_token is_preprocess axolotl_config_path "
              "skip_prepare_dataset eval_batch_size do_causal_lm_eval include_tokens_per_second include_tkps gc_steps "
              "gc_collect_steps torch_empty_cache_steps low_cpu_mem_usage max_memory gpu_memory_limit "
              "qlora_sharded_model_loading"),
-    *_listed("padding is masked by position and does not affect results",
+    *all_listed("padding is masked by position and does not affect results",
              "pad_to_sequence_len pad_to_multiple_of eval_sample_packing sample_packing_group_size "
              "sample_packing_bin_size sample_packing_eff_est sample_packing_mp_start_method group_by_length "
              "total_num_tokens"),
-    *_listed("affects speed or memory only; surefoot chooses its own kernels",
+    *all_listed("affects speed or memory only; surefoot chooses its own kernels",
              "gradient_checkpointing_kwargs activation_offloading layer_offloading torch_compile_backend "
              "lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel chunked_cross_entropy "
              "chunked_cross_entropy_num_chunks flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp "
@@ -258,40 +255,40 @@ _ROWS: tuple[Row, ...] = (
              "gemma4_hybrid_attn_impl flex_attn_compile_kwargs flash_optimum lora_on_cpu "
              "model_quantization_config_kwargs selective_checkpointing large_head_attention flash_attn_d512 "
              "sdpa_varlen tiled_mlp_num_shards tiled_mlp_use_original_mlp torch_compile_options fp32_norm_classes"),
-    *_listed("affects how experts are computed, not results",
+    *all_listed("affects how experts are computed, not results",
              "experts_implementation use_scattermoe use_sonicmoe llama4_linearized_experts"),
-    *_listed("Axolotl does not read it",
+    *all_listed("Axolotl does not read it",
              "gptq_disable_exllama gptq_groupsize gptq_model_v1 adam_eps eta_min sample_packing_seq_len_multiplier "
              "base_model_ignore_patterns full_finetune context_parapllel_size test_value"),
     listed("fp8", None, "the products of training are computed in 16 bits here, more exactly"),
-    *_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
-    *_listed("surefoot does not have this tracker; the log is in the run folder",
+    *all_listed("rows beyond the vocabulary are never used", "resize_token_embeddings_to_32x"),
+    *all_listed("surefoot does not have this tracker; the log is in the run folder",
              "use_swanlab swanlab_project swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace "
              "swanlab_log_model swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer "
              "comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online "
              "comet_experiment_config use_otel_metrics otel_metrics_host otel_metrics_port"),
-    *_listed("is for multi-process launchers; surefoot starts its own processes",
+    *all_listed("is for multi-process launchers; surefoot starts its own processes",
              "ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters local_rank "
              "world_size accelerator_config fsdp_version device device_map"),
-    *_listed("checkpoints are safetensors in the run folder and can be resumed from",
+    *all_listed("checkpoints are safetensors in the run folder and can be resumed from",
              "save_safetensors save_only_model save_first_step hub_strategy tokenizer_save_jinja_files merge_lora "
              "metric_for_best_model greater_is_better merge_method fsdp_final_state_dict_type"),
-    *_listed("is set by the tracker's own environment variables",
+    *all_listed("is set by the tracker's own environment variables",
              "wandb_entity wandb_watch wandb_log_model wandb_run_id mlflow_tracking_uri mlflow_run_name "
              "hf_mlflow_log_artifacts trackio_run_name trackio_space_id"),
-    *_listed("surefoot's guard stops at non-finite values; the log shows the rest",
+    *all_listed("surefoot's guard stops at non-finite values; the log shows the rest",
              "loss_watchdog_threshold loss_watchdog_patience profiler_steps profiler_steps_start debug"),
-    *_listed("applies to generation; surefoot's samples are greedy",
+    *all_listed("applies to generation; surefoot's samples are greedy",
              "eval_table_size eval_max_new_tokens generation_temperature generation_top_p generation_top_k "
              "generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name "
              "gradio_server_port gradio_max_new_tokens gradio_temperature"),
-    *_listed("rows of new tokens are drawn around the mean of the others", "mean_resizing_embeddings"),
-    *_listed("frozen weights keep their type here", "embeddings_skip_upcast"),
-    *_listed("an adapter's weights are kept in fp32", "peft_autocast_adapter_dtype"),
-    *_listed("answers are found by the template", "role_boundaries"),
-    *_listed("surefoot evaluates the loss", "eval_causal_lm_metrics"),
-    *_listed("Axolotl counts them itself", "total_supervised_tokens"),
-    *(row for setting, names_of in _PARTS.items() for row in _listed(f"belongs to {setting}", names_of)),
+    *all_listed("rows of new tokens are drawn around the mean of the others", "mean_resizing_embeddings"),
+    *all_listed("frozen weights keep their type here", "embeddings_skip_upcast"),
+    *all_listed("an adapter's weights are kept in fp32", "peft_autocast_adapter_dtype"),
+    *all_listed("answers are found by the template", "role_boundaries"),
+    *all_listed("surefoot evaluates the loss", "eval_causal_lm_metrics"),
+    *all_listed("Axolotl counts them itself", "total_supervised_tokens"),
+    *(row for setting, names_of in _PARTS.items() for row in all_listed(f"belongs to {setting}", names_of)),
     *METHOD_ROWS,
     *(row for row in TRAINER_ROWS if row.name in _OF_THE_TRAINER),
     joint("fsdp_config", None, ("parallel.offload", "gradient_checkpointing"), "translated key by key",

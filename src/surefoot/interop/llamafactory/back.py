@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.families.other_templates import PREFIX
-from surefoot.interop.backward import Ours, Sources, of_model, processes, variables
+from surefoot.interop.backward import Back, Ours, Sources, of_model, processes, variables
 from surefoot.interop.llamafactory.data import PICTURED, SAME, UNTHINKING
 from surefoot.system.dataset_info import COLUMNS, FORMATS, OPENAI_TAGS, PAIR
 from surefoot.system.errors import InputError
@@ -123,16 +123,14 @@ def _entry(ours: Ours, source: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def most(ours: Ours) -> int | None:
-    """max_samples: a number that all sources have."""
-    limits = {source.get("max_samples") for source in ours.train}
-    return limits.pop() if len(limits) == 1 else None
+def of_all(key: str) -> Back:
+    """A value that all sources have."""
 
+    def back(ours: Ours) -> Any:
+        values = {source.get(key) for source in ours.train}
+        return values.pop() if len(values) == 1 else None
 
-def system(ours: Ours) -> str | None:
-    """default_system: a text that all sources have."""
-    texts = {source.get("system") for source in ours.train}
-    return texts.pop() if len(texts) == 1 else None
+    return back
 
 
 def _weights(ours: Ours) -> list[float]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from surefoot.interop.backward import Ours
+from surefoot.interop.backward import Back, Ours
 from surefoot.interop.draft import Draft
 from surefoot.interop.launch import Options
 from surefoot.system.errors import InputError
@@ -79,8 +80,8 @@ def _count(options: Options, model: str) -> int | None:
         return None
 
 
-def _read(ours: Ours) -> tuple[int, bool, list[str], list[str]] | None:
-    """Return the layers' number, use_llama_pro, modules and extra modules that say model.trained; None for others."""
+def _read(ours: Ours) -> dict[str, Any]:
+    """Return the settings that say model.trained; empty if none do."""
     trained = ours["model.trained"] or []
     inside = [found for one in trained if (found := _OF_LAYERS.fullmatch(one))]
     numbers = inside[0][1] if inside else ""
@@ -94,8 +95,10 @@ def _read(ours: Ours) -> tuple[int, bool, list[str], list[str]] | None:
         spread = number > 1 and layers[1] - layers[0] > 1
         count = _count(ours.options, ours["model.path"]) if number > 0 else 0
         if count is None or (spread and count % number) or list(_layers(number, spread, count)) != layers:
-            return None
-    return (number, spread, modules, extra) if trained and patterns(numbers, modules, extra) == trained else None
+            return {}
+    if not trained or patterns(numbers, modules, extra) != trained:
+        return {}
+    return dict(zip(SETTINGS, (number, ",".join(modules) or None, ",".join(extra) or None, spread), strict=True))
 
 
 def _plain(escaped: str) -> str:
@@ -107,17 +110,6 @@ def kind(ours: Ours) -> str:
     return "lora" if ours["adapter"] else "freeze" if _read(ours) else "full"
 
 
-def number(ours: Ours) -> int | None:
-    return found[0] if (found := _read(ours)) else None
-
-
-def spread(ours: Ours) -> bool | None:
-    return found[1] if (found := _read(ours)) else None
-
-
-def modules(ours: Ours) -> str | None:
-    return ",".join(found[2]) or None if (found := _read(ours)) else None
-
-
-def extra(ours: Ours) -> str | None:
-    return ",".join(found[3]) or None if (found := _read(ours)) else None
+def said(name: str) -> Back:
+    """The value of one of `SETTINGS`."""
+    return lambda ours: _read(ours).get(name)

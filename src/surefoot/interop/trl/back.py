@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.families.templates import is_jinja
-from surefoot.interop.backward import Ours, launch_flags, processes, variables
+from surefoot.interop.backward import Back, Ours, launch_flags, processes, variables
 from surefoot.interop.shared_rules import written_split
 from surefoot.system.locations import data_kind
 
@@ -34,16 +34,9 @@ def _plain(ours: Ours) -> dict[str, Any]:
     return {} if len(ours.train) > 1 or parts or data_kind(source["path"]) else source
 
 
-def name(ours: Ours) -> str | None:
-    return _plain(ours).get("path")
-
-
-def subset(ours: Ours) -> str | None:
-    return _plain(ours).get("subset")
-
-
-def split(ours: Ours) -> str | None:
-    return _plain(ours).get("split")
+def of_source(key: str) -> Back:
+    """The value of a source that dataset_name names."""
+    return lambda ours: _plain(ours).get(key)
 
 
 def test_split(ours: Ours) -> str | None:
