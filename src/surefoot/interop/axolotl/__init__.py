@@ -72,12 +72,11 @@ def _read(document: Document) -> list[Word]:
     found: list[Word] = []
     for word in read_document(document):
         block: Any = None if word.name != BLOCK[:-1] else {} if word.value is None else word.value
-        inside = {f"{BLOCK}{key}": value for key, value in block.items()} if isinstance(block, dict) else None
-        found += (
-            [word]
-            if inside is None
-            else [Word(name, value, document.where(name), f"{name}: {shown(value)}") for name, value in inside.items()]
-        )
+        if not isinstance(block, dict):
+            found.append(word)
+            continue
+        inside = {f"{BLOCK}{key}": value for key, value in block.items()}
+        found += [Word(name, value, document.where(name), f"{name}: {shown(value)}") for name, value in inside.items()]
     return found
 
 
