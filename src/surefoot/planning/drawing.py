@@ -19,6 +19,7 @@ from surefoot.planning.workload import Workload
 AT_ONCE = 8
 """How many times more rows are drawn at once than are trained on, if memory allows it."""
 _ROOM = 1.5
+_WORKING = 0.5  # of what a layer keeps for its backward pass, while it runs without one
 _LOGITS = 6  # fp32 numbers for each logit of the last position: sampling sorts and sums them
 
 
@@ -31,8 +32,8 @@ def with_answers(config: RunConfig, work: Workload, longest: int) -> Workload:
         return work
     prompt = max(1, longest - config.rollout.max_new_tokens)
     alike = getattr(config.rollout, "group", 1)  # answers of one prompt, which is read once
-    row = _ROOM * longest * _cached_bytes(work) + layer_bytes(work, prompt, prompt) / alike
-    row += 4 * _LOGITS * work.model.vocab
+    kept, layer = _ROOM * _cached_bytes(work), _WORKING * layer_bytes(work, prompt, prompt)
+    row = max(kept * prompt + layer / alike, kept * longest) + 4 * _LOGITS * work.model.vocab
     # An evaluation may draw more of them.
     answers = config.batch.size * getattr(config.rollout, "rollout_batches", 1) if config.data.eval == "none" else None
     return replace(work, answer=int(row), answers=answers)
