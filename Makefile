@@ -98,7 +98,7 @@ seeing: $(SETUP)  ## models whose pictures transformers reads with torchvision o
 		-c constraints.txt torchvision timm
 	PYTHONPATH=build/vision $(BIN)/pytest tests/data/test_picture_families.py tests/runs/test_picture_families_run.py \
 		tests/runs/test_vision_parts.py tests/runs/test_vision_adapters.py tests/commands/test_generate_pictures.py \
-		tests/runs/test_pictures_judged.py tests/models/test_wrapped.py tests/interop/test_axolotl_trained.py
+		tests/runs/test_pictures_judged.py tests/runs/test_pictures_grpo.py tests/models/test_wrapped.py tests/interop/test_axolotl_trained.py
 
 harness: $(SETUP)  ## the tests of lm-evaluation-harness, whose 400 MB this installs into .venv first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,eval]'

@@ -208,7 +208,7 @@ def test_prompts_end_where_the_model_writes_and_long_ones_are_named(run):
     assert [(place[1], place[2]) for place in prepared.audit.source.dropped] == [(6, 1)]
     both = run(values, "pairs", max_length=500).train
     assert [data[n].ids.tolist() for n in range(5)] == [prompts_of(both, n)[0] for n in range(5)]
-    batches = prompt_batches(data, range(5), 2, pad_id=0)
+    batches = prompt_batches(data, range(5), Layout(0, most=2))
     assert [one.weight for one in batches] == [2, 2, 1]
     assert all((one.rows.targets == IGNORE).all() for one in batches)
     found = {name: ids for one in batches for name, ids in zip(one.examples, one.prompts, strict=True)}

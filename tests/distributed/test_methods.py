@@ -105,6 +105,12 @@ for stage in ("reward", "kto"):  # a step has prompts with and without pictures
         "stage": stage,
         "data": {"train": f"WORLD/seen-{stage}.jsonl", "eval": 2, "max_length": 512},
     }
+METHODS["grpo-seen"] = {
+    **METHODS["grpo"],
+    "model": "WORLD/gemma3",
+    # Greedily one rank answers prompts with pictures alone, and the other none.
+    "data": {"train": "WORLD/seen-grpo.jsonl", "eval": "WORLD/seen-grpo-eval.jsonl", "max_length": 512},
+}
 # Critic and reward model over a base of their own, which they share where the critic is an adapter. Three prompts: a
 # rank has a blank batch where answers are scored.
 METHODS["ppo-judged"] = {
@@ -177,6 +183,9 @@ def world(tmp_path_factory) -> Path:
     tables["seen-kto"] = [
         {"prompt": asked, "completion": said, "label": place % 2 == 0} for place, (asked, said, _) in enumerate(mixed)
     ]
+    tables["seen-grpo"] = [{"prompt": asked} for asked, _, _ in mixed]
+    first, second, blind = (tables["seen-grpo"][place] for place in (0, 1, 2))
+    tables["seen-grpo-eval"] = [first, blind, second, blind]
     for name, records in tables.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "score.py").write_text(SCORE)

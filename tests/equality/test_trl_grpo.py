@@ -9,6 +9,7 @@ import torch
 
 from equality.group_answers import BOUNDS, CASES, CORRECTED, DRAWN, ENGINE, GROUP, LIMIT, POLICY, REFERENCE, REWARDS
 from surefoot.data.batching.groups import GroupBatch, GroupEpisode, group_batches
+from surefoot.data.batching.loader import Layout
 from surefoot.method_facts.losses import GROUP_LOSSES
 from surefoot.methods.losses.grpo import GroupSettings, group_advantages, group_terms
 from surefoot.methods.losses.mismatch import Correction
@@ -54,7 +55,7 @@ def batches_of(
         )
         for place, own in enumerate(POLICY)
     ]
-    return group_batches(episodes[::order], micro, 0, of_tokens=settings.facts.mean == "tokens")
+    return group_batches(episodes[::order], Layout(0, micro), of_tokens=settings.facts.mean == "tokens")
 
 
 def found(

@@ -243,6 +243,9 @@ def test_a_pair_has_two_texts_whatever_scores_one_text_has() -> None:
         def record(self, place: int) -> dict[str, str]:
             return self[place]
 
+        def shown(self, place: int) -> tuple[()]:
+            return ()
+
     def pairs(*drawn: tuple[str, float]) -> list[tuple[str, str]]:
         kept = [{"ended": True, "answer": text, "score": value} for text, value in drawn]
         results = {"base": SimpleNamespace(sizes=[len(kept)], kept=kept)}

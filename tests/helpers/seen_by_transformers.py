@@ -7,6 +7,7 @@ eye.logprobs(asked, "red")                   # of the answer's tokens, [n]
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,17 @@ def processor_of(name: str, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Question:
+    """first: the pictures come before the words."""
+
     words: str
     pictures: tuple[Path, ...]
+    first: bool = False
 
     @property
     def turns(self) -> list[dict[str, Any]]:
         """As a record of messages has them, without the pictures' files."""
-        parts = [{"type": "text", "text": self.words}, *({"type": "image"} for _ in self.pictures)]
-        return [{"role": "user", "content": parts}]
+        words, shown = [{"type": "text", "text": self.words}], [{"type": "image"} for _ in self.pictures]
+        return [{"role": "user", "content": [*shown, *words] if self.first else [*words, *shown]}]
 
     def record(self, **more: Any) -> dict[str, Any]:
         return {"prompt": self.turns, "images": [str(one) for one in self.pictures], **more}
@@ -111,12 +115,36 @@ class Seen:
         return logits.log_softmax(-1).gather(1, inputs["input_ids"][0, begin:, None]).squeeze(1)
 
     def last_hidden(self, asked: Question, answer: str, stop: int) -> torch.Tensor:
-        """[H], what the output head reads."""
+        """[H], what the output head reads at the last token."""
+        return self._read(self.row(asked, answer, stop)[0])
+
+    def state(self, asked: Question, response: Sequence[int]) -> torch.Tensor:
+        """The same behind the tokens of a response."""
+        return self._read(self.continued(asked, response))
+
+    def _read(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         read: list[torch.Tensor] = []
         hook = self.model.get_output_embeddings().register_forward_pre_hook(lambda head, given: read.append(given[0]))
-        self.model(**self.row(asked, answer, stop)[0], use_cache=False)
+        self.model(**inputs, use_cache=False)
         hook.remove()
         return read[0][0, -1]
+
+    def continued(self, asked: Question, response: Sequence[int]) -> dict[str, torch.Tensor]:
+        """The inputs of a question and the tokens of a response."""
+        inputs, more = self.inputs(asked), len(response)
+        whole = inputs["input_ids"].shape
+        added = {"input_ids": torch.tensor([response]), "attention_mask": torch.ones(1, more, dtype=torch.long)}
+        for key, one in inputs.items():
+            if key == "cross_attention_mask":
+                inputs[key] = torch.cat((one, one[:, -1:].expand(-1, more, -1, -1)), dim=1)
+            elif one.shape == whole:
+                inputs[key] = torch.cat((one, added.get(key, torch.zeros(1, more, dtype=one.dtype))), dim=1)
+        return inputs
+
+    def drawn(self, asked: Question, response: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of the tokens of a response, [n]."""
+        logits = self.model(**self.continued(asked, response), use_cache=False).logits[0, -len(response) - 1 : -1]
+        return logits.log_softmax(-1).gather(1, torch.tensor([response]).T).squeeze(1)
 
     def greedy(self, asked: Question, tokens: int, stop: int) -> list[int]:
         inputs = self.inputs(asked)

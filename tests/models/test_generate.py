@@ -150,6 +150,17 @@ def test_what_could_be_drawn_is_what_transformers_leaves(top_k, top_p):
     assert drawn <= set(left[0])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_is_never_drawn_leaves_the_others_their_probabilities(temperature):
+    logits = torch.tensor([[0.5, 3.0, 0.0, 1.0]]).expand(200, 4)
+    draws = [place / 200 for place in range(200)]
+    tokens, logprobs, _ = draw_tokens(logits, temperature, 1.0, draws, never=(1, 4))  # of 4 there is no logit
+    free, _, _ = draw_tokens(logits, temperature, 1.0, draws)
+    assert set(tokens.tolist()) == ({3} if temperature == 0 else {0, 2, 3})
+    assert 1 in free.tolist()  # twin
+    assert torch.equal(logprobs, logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1))
+
+
 def test_pieces_of_a_stream_are_whole_characters(tokenizer, monkeypatch):
     text = "a trout — 🐟 é"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -87,6 +87,7 @@ BESIDES |= {
     "experts-full": {_LOADS, *_UNALIGNED},
     "images": _SEEING,
     "images-trained": _SEEING,
+    "images-grpo": _SEEING | BESIDES["grpo"],
 }
 STEPS = 3
 TOOL = """
@@ -145,7 +146,7 @@ def _make_other_eye(name: str) -> Callable[[Path], None]:
 
 
 def _make_pictures(world: Path) -> None:
-    """Records with pictures, and pairs with pictures."""
+    """Records with pictures, pairs with pictures, and a reward."""
     colours = ("red", "blue", "green") * 3
     for colour in colours:
         picture(world / f"{colour}.png", colour)
@@ -163,6 +164,7 @@ def _make_pictures(world: Path) -> None:
     ]
     for name, records in (("pictures", rows), ("picture-pairs", pairs)):
         (world / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+    (world / "long.py").write_text("def long(prompts, responses):\n    return [float(len(one)) for one in responses]\n")
 
 
 def _make_stored(folder: Path) -> None:
@@ -359,6 +361,16 @@ CASES = {
         "grpo": {"max_new_tokens": 4, "group": 2, "eval_answers": 2, "ahead": 1, "top_p": 0.9},
     },
     "images": BF16 | {"needs": "eye", "records": "pictures", "model": "WORLD/eye"},
+    "images-reward": BF16 | {"needs": "eye", "stage": "reward", "records": "picture-pairs", "model": "WORLD/eye"},
+    "images-grpo": BF16
+    | {
+        "needs": "eye",
+        "stage": "grpo",
+        "records": "pictures",
+        "model": "WORLD/eye",
+        "of_data": {"eval": "WORLD/pictures.jsonl"},
+        "grpo": {"rewards": ["WORLD/long.py:long"], "max_new_tokens": 4, "group": 2, "kl": 0.1},
+    },
     "images-trained": BF16
     | {
         "needs": "eye",

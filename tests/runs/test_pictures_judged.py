@@ -62,14 +62,14 @@ def without_pixels(rows: Batch) -> Batch:
     return replace(rows, pictures=None, seen=None)
 
 
-def assert_gradients(model, theirs) -> None:
+def assert_gradients(model, theirs, relative: float = FP32_RELATIVE) -> None:
     """Of all that trains."""
     wanted = {key: one.grad for key, one in theirs.named_parameters() if one.grad is not None}
     largest = max(float(one.abs().max()) for one in wanted.values())
     found = {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
     assert found
     for key, one in found.items():
-        assert float((one - wanted[key]).abs().max()) <= FP32_RELATIVE * largest, key
+        assert float((one - wanted[key]).abs().max()) <= relative * largest, key
 
 
 @pytest.mark.parametrize("name", EACH)

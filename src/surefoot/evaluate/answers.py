@@ -18,6 +18,7 @@ from typing import Any
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.audit import Audit
+from surefoot.data.batching.loader import Layout
 from surefoot.data.chat.render import messages
 from surefoot.data.formats.preference import BESIDES, opening_field, read_prompt
 from surefoot.data.formats.reader import CUSTOM
@@ -135,7 +136,11 @@ def measure_answers(
             tokens=tokens,
             limit=config.grpo.max_new_tokens,
             passes=Passes(
-                tokens.pad_id, micro, settings.kernels, settings.forward, next(opened.model.parameters()).device
+                Layout(tokens.pad_id, micro),
+                settings.kernels,
+                settings.forward,
+                next(opened.model.parameters()).device,
+                prompts.processor,
             ),
             waits=waits,
         )
@@ -207,29 +212,29 @@ def best_records(measured: MeasuredAnswers, least: float) -> Iterator[dict[str, 
     instructions, because templates may have a slot for their input; other prompts become messages. Earlier answers are
     not learned in either form.
     """
-    for instructions, record, fit in _fit_answers(measured):
+    for prompt, fit in _fit_answers(measured):
         best = max((one for one in fit if one["score"] >= least), key=itemgetter("score"), default=None)
         if best is not None:
-            answer = {"output" if instructions else "completion": _answer(best, instructions)}
-            yield {**_prompt(record, instructions), **answer, "score": best["score"], "rewards": best["rewards"]}
+            answer = {"output" if _is_instruction(prompt) else "completion": _answer(best, prompt)}
+            yield {**prompt, **answer, "score": best["score"], "rewards": best["rewards"]}
 
 
 def pair_records(measured: MeasuredAnswers) -> Iterator[dict[str, Any]]:
     """Yield the last side's best and worst answer to each prompt as a record of stage dpo, with their scores. Answers
     that did not end or are empty do not count, and neither does a prompt whose answers have one score. A reward may
     score one text twice: the worst answer is one of another text than the best."""
-    for instructions, record, fit in _fit_answers(measured):
+    for prompt, fit in _fit_answers(measured):
         best = max(fit, key=itemgetter("score"), default=None)
         others = [one for one in fit if best and one["answer"].strip() != best["answer"].strip()]
         if best and others and (worst := min(others, key=itemgetter("score")))["score"] < best["score"]:
-            pair = {name: _answer(one, instructions) for name, one in (("chosen", best), ("rejected", worst))}
+            pair = {name: _answer(one, prompt) for name, one in (("chosen", best), ("rejected", worst))}
             scores = {"score_chosen": best["score"], "score_rejected": worst["score"]}
-            yield {**_prompt(record, instructions), **pair, **scores}
+            yield {**prompt, **pair, **scores}
 
 
-def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[bool, Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Yield for each prompt whether all prompts are instructions, its record, and the last side's drawn answers to it
-    that ended, are not empty and have a score."""
+def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[dict[str, Any], list[Mapping[str, Any]]]]:
+    """Yield each prompt as fields of a record, and the last side's drawn answers to it that ended, are not empty and
+    have a score. Instructions stay instructions if all prompts are."""
     (found,) = list(measured.results.values())[-1:]
     records = [measured.prompts.record(place) for place in range(len(measured.prompts))]
     instructions = all(opening_field(one) == "instruction" for one in records)
@@ -237,15 +242,20 @@ def _fit_answers(measured: MeasuredAnswers) -> Iterator[tuple[bool, Mapping[str,
     for place, record in enumerate(records):
         drawn = found.kept[place * count : (place + 1) * count]
         fit = [one for one in drawn if one["ended"] and one["answer"].strip() and one["score"] is not None]
-        yield instructions, record, fit
+        shown = [str(Path(one.path).absolute()) for one in measured.prompts.shown(place)]
+        yield {**_prompt(record, instructions), **({"images": shown} if shown else {})}, fit
 
 
-def _answer(kept: Mapping[str, Any], instructions: bool) -> str | list[dict[str, str]]:
-    return kept["answer"] if instructions else [{"role": "assistant", "content": kept["answer"]}]
+def _is_instruction(prompt: Mapping[str, Any]) -> bool:
+    return "instruction" in prompt
+
+
+def _answer(kept: Mapping[str, Any], prompt: Mapping[str, Any]) -> str | list[dict[str, str]]:
+    return kept["answer"] if _is_instruction(prompt) else [{"role": "assistant", "content": kept["answer"]}]
 
 
 def _prompt(record: Mapping[str, Any], instructions: bool) -> dict[str, Any]:
     if instructions:
         return {name: record[name] for name in ("instruction", *BESIDES) if name in record}
     prompt = read_prompt(record)
-    return {"prompt": messages(prompt.turns), **({"tools": list(prompt.tools)} if prompt.tools else {})}
+    return {"prompt": messages(prompt.turns, "pictures"), **({"tools": list(prompt.tools)} if prompt.tools else {})}

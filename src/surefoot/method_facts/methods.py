@@ -230,6 +230,7 @@ METHODS: Mapping[str, MethodFacts] = MappingProxyType(
             section="grpo",
             losses=GROUP_LOSSES,
             metrics=("reward", "ended"),
+            pictures=True,
             compared="log-probabilities before and after an update are compared",
             reference=True,
             rollouts=True,

@@ -19,14 +19,17 @@ import torch
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.batch import Batch, PromptBatch, RecordName
-from surefoot.data.batching.loader import prompt_batches
+from surefoot.data.batching.loader import Layout, batches_of, prompt_batches
 from surefoot.data.batching.order import ANSWERS, EVALUATIONS
-from surefoot.data.batching.rollouts import Cycles, answered_rows, drawn_count
+from surefoot.data.batching.rollouts import Cycles, answered_example, drawn_count
+from surefoot.data.formats.conversation import Picture
 from surefoot.data.prepare import PreparedData
 from surefoot.data.tokenize.dataset import TokenizedDataset
+from surefoot.data.tokenize.picture_processor import PictureProcessor
+from surefoot.methods.examples import whole_layout
 from surefoot.methods.method import LoadedModels, Task
 from surefoot.methods.policy import write_policy
-from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts
+from surefoot.models.rollout import EmbeddedRollouts, Rollout, Rollouts, Shown
 from surefoot.models.vllm import VllmRollouts
 from surefoot.planning.ahead import draws_alongside
 from surefoot.planning.drawing import AT_ONCE
@@ -39,10 +42,18 @@ from surefoot.training.ranks import gather_rows
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a rollout: token ids and records."""
+    """The prompts of a rollout.
+
+    ids: token ids of each.
+    records: names of their records.
+    where: their indices in the data.
+    pictures: of each.
+    """
 
     ids: Sequence[tuple[int, ...]]
     records: Sequence[RecordName]
+    where: Sequence[int]
+    pictures: Sequence[tuple[Picture, ...]]
 
 
 Write = Callable[[Sequence[tuple[int, ...]], Sequence[int]], Sequence[Rollout]]  # prompts, their indices -> answers
@@ -57,7 +68,7 @@ def prompts_task(
 
     ratio_bound: beyond which a step changes nothing.
     """
-    lengths, answers_each = data.train.lengths, plan.batch.size.value // cycles.size
+    lengths, answers_each, layout = data.train.lengths, plan.batch.size.value // cycles.size, whole_layout(plan, data)
 
     def prompts(step: int) -> np.ndarray:
         """Of the step's answers."""
@@ -65,7 +76,7 @@ def prompts_task(
         return cycles.prompts(config.seed, place.rollout)[cycles.episodes(config.seed, place)]
 
     def step_batches(step: int) -> Sequence[PromptBatch]:
-        return prompt_batches(data.train, prompts(step), plan.batch.micro.value, plan.tokenizer.pad_id)
+        return prompt_batches(data.train, prompts(step), layout)
 
     def step_places(step: int) -> np.ndarray:
         """All prompts of a rollout if the step starts one."""
@@ -87,8 +98,26 @@ def prompts_task(
 
 def prompts_at(data: TokenizedDataset, places: Sequence[int] | np.ndarray) -> Prompts:
     """Return prompts of the data. places: indices in the data."""
-    examples = [data[int(place)] for place in places]
-    return Prompts([tuple(one.ids.tolist()) for one in examples], [one.number for one in examples])
+    where = [int(place) for place in places]
+    examples = [data[place] for place in where]
+    ids = [tuple(one.ids.tolist()) for one in examples]
+    return Prompts(ids, [one.number for one in examples], where, [one.pictures for one in examples])
+
+
+def shown_of(
+    prompts: Sequence[tuple[int, ...]],
+    pictures: Sequence[tuple[Picture, ...]],
+    places: Sequence[int],
+    processor: PictureProcessor | None,
+) -> Shown | None:
+    """Return what an engine is told of the pictures of the prompts at `places`; None if no prompt of any rank has one.
+
+    prompts, pictures: of all ranks.
+    """
+    seen = next((place for place, own in enumerate(pictures) if own), None)
+    if processor is None or seen is None:
+        return None
+    return Shown([pictures[place] for place in places], processor, (prompts[seen], pictures[seen]))
 
 
 def answer_seed(seed: int, rollout: int, attempt: int = 0) -> int:
@@ -118,15 +147,22 @@ def answers_of_all(
     return tuple(_from_row(prompt, row) for prompt, row in zip(prompts, rows, strict=True))
 
 
-def answered_batches(answers: Sequence[Rollout], micro: int, pad_id: int) -> Iterator[Batch]:
-    """Yield prompts with their answers as batches, longest first; an example's number is its index. Empty answers are
-    left out."""
-    answered = [place for place, answer in enumerate(answers) if answer.response]
-    answered.sort(key=lambda place: len(answers[place].prompt) + len(answers[place].response), reverse=True)
-    for start in range(0, len(answered), micro):
-        chosen = answered[start : start + micro]
-        rows = [(one.prompt, one.response, one.pieces, place) for place in chosen for one in (answers[place],)]
-        yield answered_rows(rows, pad_id)
+def answered_batches(
+    answers: Sequence[Rollout],
+    layout: Layout,
+    pictures: Sequence[tuple[Picture, ...]] = (),
+    processor: PictureProcessor | None = None,
+) -> list[Batch]:
+    """Return prompts with their answers as batches; an example's number is its index. Empty answers are left out.
+
+    pictures: of each answer's prompt; () if no prompt has any.
+    """
+    examples = [
+        answered_example(one.prompt, one.response, place, one.pieces, pictures[place] if pictures else ())
+        for place, one in enumerate(answers)
+        if one.response
+    ]
+    return batches_of(examples, layout, processor)
 
 
 def by_answer(

@@ -56,6 +56,7 @@ class Decoding:
     top_k: sample from this many most likely tokens; 0 for all. It is applied before top_p.
     among_kept: whether log-probabilities are normalized over the tokens that top_p and top_k keep; these tokens are
         then returned too.
+    never: token ids that are not drawn. Log-probabilities are as if they could be.
     """
 
     max_new_tokens: int
@@ -66,6 +67,7 @@ class Decoding:
     seed: int = 0
     top_k: int = 0
     among_kept: bool = False
+    never: tuple[int, ...] = ()
 
     @property
     def cuts(self) -> bool:
@@ -140,6 +142,7 @@ def draw_steps(
     limits: Sequence[int] | None = None,
     keep_going: Callable[[bool], bool] = bool,
     pictures: Pictures | None = None,
+    idle: Sequence[int] | None = None,
 ) -> Iterator[Drawn]:
     """Like `decode`, but yield the tokens with their log-probabilities.
 
@@ -147,16 +150,17 @@ def draw_steps(
     limits: most tokens of each answer; None: decoding.max_new_tokens.
     keep_going: called before every step with whether this rank has unfinished answers. If the forward pass has
         collectives, it returns whether any rank has, and all ranks take the step, even those without prompts.
-    pictures: image inputs of the prompt; there must be only one prompt then. The model computes its positions itself.
+    pictures: image inputs of the prompt; all prompts must be equal then. The model computes its positions itself.
+    idle: prompt for the passes of a rank that has none of its own; None: PAD alone.
     """
     if not all(prompts):
         raise ValueError("a prompt needs at least one token")
-    if pictures is not None and len(prompts) != 1:
-        raise ValueError("a prompt with pictures must be the only one")
     device = next(model.parameters()).device
     running = set(range(len(prompts)))
-    prompts = prompts or [[decoding.pad_id]]
+    prompts = prompts or [idle or [decoding.pad_id]]
     different = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    if pictures is not None and len(different) != 1:
+        raise ValueError("a prompt with pictures must be the only one")
     ids, mask = left_padded(list(different), decoding.pad_id, device)
     cache = preallocated_cache(model)
     norms = CachedNorms(model)
@@ -177,7 +181,8 @@ def draw_steps(
         pictures = None if pictures is None else _after_prompt(pictures)
         # From the prompt's own stream, on the host, so that it does not depend on the batch or the device.
         draws = [streams[row].random() if decoding.temperature and row in running else 0.0 for row in rows]
-        chosen, logprobs, cut = draw_tokens(logits, decoding.temperature, decoding.top_p, draws, decoding.top_k)
+        how = decoding.temperature, decoding.top_p, draws, decoding.top_k, decoding.never
+        chosen, logprobs, cut = draw_tokens(logits, *how)
         going = [place for place, row in enumerate(rows) if row in running]
         told = cut if decoding.among_kept else None
         tokens, likely = chosen.tolist(), (logprobs if told is None else logprobs - told.share).tolist()
@@ -287,7 +292,12 @@ class Cut:
 
 
 def draw_tokens(
-    logits: torch.Tensor, temperature: float, top_p: float, draws: Sequence[float], top_k: int = 0
+    logits: torch.Tensor,
+    temperature: float,
+    top_p: float,
+    draws: Sequence[float],
+    top_k: int = 0,
+    never: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, Cut | None]:
     """Draw a token per row of logits [B, V]. Returns the tokens [B], their log-probabilities [B] fp32 at the
     temperature over all tokens, and the kept tokens (None if all are kept).
@@ -295,14 +305,19 @@ def draw_tokens(
     temperature: 0 takes the most likely token, with its log-probability at temperature 1.
     draws: [B], uniform in [0, 1), inverted through the cumulative probabilities; these are in the order of the
         vocabulary, or sorted if top_p or top_k applies.
+    never: as in `Decoding`.
     """
     # Computed as in the losses, so that equal logits give equal bits.
     log_p = (logits / temperature if temperature not in (0, 1) else logits).log_softmax(dim=-1)
-    cut = None
+    cut, out = None, [token for token in never if token < logits.shape[1]]  # Llama 3.2 Vision's head lacks its own
+
+    def drawable(values: torch.Tensor) -> torch.Tensor:
+        return values.index_fill(1, torch.tensor(out, device=values.device), -torch.inf) if out else values
+
     if temperature == 0:
-        tokens = logits.argmax(dim=-1)
+        tokens = drawable(logits).argmax(dim=-1)
     else:
-        probabilities = log_p.exp()
+        probabilities = drawable(log_p).exp()
         aims = torch.tensor(draws, dtype=torch.float64, device=logits.device).unsqueeze(1)
         if top_p >= 1 and not top_k:
             tokens = _among_all(probabilities, aims)

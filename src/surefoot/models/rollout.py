@@ -17,14 +17,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from surefoot.data.batching.rollouts import drawn_count
-from surefoot.models.generate import Decoding, draw_steps
+from surefoot.data.formats.conversation import Picture
+from surefoot.data.tokenize.picture_processor import PictureProcessor
+from surefoot.models.generate import Decoding, Pictures, draw_steps, pictures_of
 from surefoot.models.modes import eval_mode
 
 
@@ -61,6 +63,24 @@ class Rollout:
         return [self.response[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
+Seen = tuple[Sequence[int], tuple[Picture, ...]]  # a prompt, and its pictures
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The pictures of a rank's prompts.
+
+    pictures: of each prompt; () for one without.
+    processor: makes their pixels.
+    stand_in: a prompt of any rank, which this rank computes while others see and it has none left: they may wait for
+        each other in the vision tower.
+    """
+
+    pictures: Sequence[tuple[Picture, ...]]
+    processor: PictureProcessor
+    stand_in: Seen
+
+
 Arrived = Callable[[int, Rollout], None]
 
 
@@ -76,12 +96,14 @@ class Rollouts(Protocol):
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
         arrived: Arrived = nothing,
+        shown: Shown | None = None,
     ) -> list[Rollout]:
         """Return one answer per prompt (token ids, at least one), in order.
 
         places: number of each prompt among those of all ranks, which selects its random stream; None: the order here.
         limits: maximum tokens of each answer, none above decoding.max_new_tokens; None: that for all.
         arrived: called with each answer and its index as soon as it is there, from any thread.
+        shown: None if no prompt of any rank has a picture.
         """
         ...
 
@@ -114,27 +136,54 @@ class EmbeddedRollouts:
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
         arrived: Arrived = nothing,
+        shown: Shown | None = None,
     ) -> list[Rollout]:
         numbers = range(len(prompts)) if places is None else places
         most = [decoding.max_new_tokens] * len(prompts) if limits is None else limits
         waiting = sorted(range(len(prompts)), key=lambda one: len(prompts[one]))
         answers: dict[int, Rollout] = {}
+        if shown is not None:
+            # The model would take one for a picture when the answer is learned.
+            decoding = replace(decoding, never=(shown.processor.token_id,))
         with eval_mode(self._policy):
             # Not `while waiting`: with sharded weights a rank without prompts must still take part in the others'
             # passes.
             while self._keep_going(bool(waiting)):
-                batch = [waiting.pop() for _ in range(min(self._rows, len(waiting)))]  # the longest first
+                batch, pictures, idle = self._next(waiting, prompts, shown)
                 own = [prompts[one] for one in batch]
-                found = self._batch(own, [numbers[one] for one in batch], [most[one] for one in batch], decoding)
+                how = {"places": [numbers[one] for one in batch], "limits": [most[one] for one in batch]}
+                found = self._batch(own, decoding, **how, pictures=pictures, idle=idle)
                 answers.update(zip(batch, found, strict=True))
                 for one in batch:
                     arrived(one, answers[one])
                 self._on_progress(len(answers), len(prompts))
         return [answers[one] for one in range(len(prompts))]
 
+    def _next(
+        self, waiting: list[int], prompts: Sequence[Sequence[int]], shown: Shown | None
+    ) -> tuple[list[int], Pictures | None, Sequence[int] | None]:
+        """Take the next batch from `waiting`, the longest first: with pictures the answers to one prompt, before all
+        prompts without. Returns it with the image inputs, and the prompt for a rank that has none left."""
+        if shown is None or not self._keep_going(any(shown.pictures[one] for one in waiting)):
+            return [waiting.pop() for _ in range(min(self._rows, len(waiting)))], None, None
+        seeing = [((prompts[one], shown.pictures[one]), one) for one in reversed(waiting) if shown.pictures[one]]
+        asked, pictures = seeing[0][0] if seeing else shown.stand_in
+        batch = [one for seen, one in seeing if seen == (asked, pictures)][: self._rows]
+        for one in batch:
+            waiting.remove(one)
+        pixels = shown.processor.pixels(pictures)
+        return batch, pictures_of(self._policy, asked, pixels, shown.processor.token_id), asked
+
     @torch.no_grad()
     def _batch(
-        self, prompts: Sequence[Sequence[int]], places: Sequence[int], limits: Sequence[int], decoding: Decoding
+        self,
+        prompts: Sequence[Sequence[int]],
+        decoding: Decoding,
+        *,
+        places: Sequence[int],
+        limits: Sequence[int],
+        pictures: Pictures | None,
+        idle: Sequence[int] | None,
     ) -> list[Rollout]:
         """Take part in the steps of the other ranks without own prompts."""
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -144,7 +193,14 @@ class EmbeddedRollouts:
         )
         with self._context():
             steps = draw_steps(
-                self._policy, prompts, decoding, places=places, limits=limits, keep_going=self._keep_going
+                self._policy,
+                prompts,
+                decoding,
+                places=places,
+                limits=limits,
+                keep_going=self._keep_going,
+                pictures=pictures,
+                idle=idle,
             )
             for drawn in steps:
                 for row, token, likely in zip(drawn.rows, drawn.tokens, drawn.logprobs, strict=True):

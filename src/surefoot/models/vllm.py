@@ -31,7 +31,7 @@ import numpy as np
 from surefoot.families.files import read_json
 from surefoot.models.folder import ADAPTER_CONFIG
 from surefoot.models.generate import Decoding
-from surefoot.models.rollout import Arrived, Rollout, nothing
+from surefoot.models.rollout import Arrived, Rollout, Shown, nothing
 from surefoot.system.errors import EnvironmentFault, Fault, InputError
 from surefoot.system.posting import Server
 
@@ -91,8 +91,10 @@ class VllmRollouts:
         places: Sequence[int] | None = None,
         limits: Sequence[int] | None = None,
         arrived: Arrived = nothing,
+        shown: Shown | None = None,
     ) -> list[Rollout]:
         """See `surefoot.models.rollout.Rollouts`. Raises EnvironmentFault for wrong answers."""
+        assert shown is None, "the plan refuses pictures beside a server"
         cut = decoding.among_kept and decoding.cuts
         if cut and not self._processed:
             what = "vLLM returns log-probabilities before top_p and top_k, but ratios need those after them"

@@ -63,6 +63,7 @@ from surefoot.planning.vision import (
     adaptable,
     check_adapted,
     check_calls,
+    check_engine,
     check_pictures,
     plan_vision,
     with_trained_vision,
@@ -185,6 +186,7 @@ def resolve(
     names += [VALUE_HEAD] if config.method.scores else []
     check_pictures(names, model, lengths, notes)
     check_calls(parallel, model, lengths, notes)
+    check_engine(config, lengths, notes)
     rates = plan_rates(config.optim, names, notes)
     work = replace(work, ahead=ahead_bytes(config, work, parallel, trained, longest))
     balance = plan_balance(config, model, notes)

@@ -107,6 +107,14 @@ def check_pictures(learns: Iterable[str], model: ModelFacts, lengths: LengthFact
         notes.refuse("data.train", what, "leave them out, or train more of the language model", "SF-DATA-PICTURE")
 
 
+def check_engine(config: RunConfig, lengths: LengthFacts | None, notes: Notes) -> None:
+    """Refuse a server that draws answers to prompts with pictures: it gets token ids alone."""
+    draws = config.method.rollouts or config.draws
+    if draws and config.rollout.engine != "embedded" and lengths and lengths.pictures:
+        what = "gets token ids alone, and prompts have pictures"
+        notes.refuse(f"{config.method.section}.engine", what, "leave it out: this process draws", "SF-DATA-PICTURE")
+
+
 # Their projector is called once for each tile, in transformers.
 _BY_TILE = ("lfm2_vl",)
 

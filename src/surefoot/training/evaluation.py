@@ -164,8 +164,7 @@ def answer_examples(
         )
         for place, prompt, answer in zip(places, prompts, generated, strict=True):
             expected = str(tokenizer.decode(requested[place][1], skip_special_tokens=True))
-            text = str(tokenizer.decode(prompt))
-            full_prompt = processor.with_facts(text, iter(shown)) if shown and processor is not None else text
+            full_prompt = dataset.with_facts(place, str(tokenizer.decode(prompt)))
             answers[place] = Answered(full_prompt, expected, answer.text, answer.stopped)
     return answers
 

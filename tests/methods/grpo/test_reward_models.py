@@ -98,9 +98,9 @@ def judged(world) -> tuple[Path, list]:
     """A run by both reward models, and all answers that it scored."""
     seen = []
 
-    def spied(model, answers, how):
+    def spied(model, answers, pictures, how):
         seen.extend([] if model.name.endswith("whole") else answers)
-        return reward_models.model_scores(model, answers, how)
+        return reward_models.model_scores(model, answers, pictures, how)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answering, "model_scores", spied)

@@ -24,6 +24,7 @@ from helpers.tiny_models import curt
 from helpers.vllm_answers import completion
 from surefoot.commands.main import main
 from surefoot.data.batching.groups import GroupEpisode, group_batches, groups_from_tensors, groups_to_tensors
+from surefoot.data.batching.loader import Layout
 from surefoot.methods.environments.multi_turn import MultiTurn
 from surefoot.methods.environments.recorded import Recorded
 from surefoot.methods.grpo.alongside import Alongside
@@ -134,7 +135,7 @@ def test_only_drawn_tokens_are_learned_from_and_counted():
     episode = GroupEpisode(
         0, 1, (1, 2), (3, 4, 5, 6, 7), 9, 0.5, True, torch.tensor([-1.0, -2.0, -3.0]), None, None, None, (2, 2, 1)
     )
-    (batch,) = group_batches([episode], 1, 0, of_tokens=True)
+    (batch,) = group_batches([episode], Layout(0, 1), of_tokens=True)
     assert batch.weight == 3
     assert batch.rows.targets.tolist() == [[-100, 3, 4, -100, -100, 7, -100]]
     assert batch.advantages.tolist() == [0.5] * 3

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from surefoot.data.batching.groups import GroupEpisode, group_batches, groups_from_tensors, groups_to_tensors
+from surefoot.data.batching.loader import Layout
 from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
 from surefoot.methods.losses.grpo import (
     GroupSettings,
@@ -85,7 +86,7 @@ def episode(place, member, logprobs, advantage, counted=True, response=None) -> 
 
 
 def loss_of(facts, episodes, logprobs, clip=(0.2, 0.2), limit=4):
-    (batch,) = group_batches(episodes, 9, 0, of_tokens=facts.mean == "tokens")
+    (batch,) = group_batches(episodes, Layout(0, 9), of_tokens=facts.mean == "tokens")
     order = sorted(range(len(episodes)), key=lambda one: len(episodes[one].response), reverse=True)
     own = torch.cat([torch.tensor(logprobs[one]) for one in order])
     settings = GroupSettings(facts, *clip, kl=0.0, temperature=1.0, limit=limit)
@@ -150,7 +151,7 @@ def expected_gradient(facts: GroupLossFacts, size: int = 3) -> torch.Tensor:
             GroupEpisode(0, number, (0,), one, 0, float(adv), True, logp[list(one)].detach().float(), None)
             for number, (one, adv) in enumerate(zip(group, advantages, strict=True))
         ]
-        (batch,) = group_batches(episodes, size, 0, of_tokens=facts.mean == "tokens")
+        (batch,) = group_batches(episodes, Layout(0, size), of_tokens=facts.mean == "tokens")
         order = sorted(group, key=lambda one: 1 + len(one), reverse=True)
         own = torch.cat([logp[list(one)] for one in order])
         # The limit is 1, so that the loss is the sum over an answer's tokens, of which the gradient is known.
@@ -192,7 +193,7 @@ def penalty_gradient(*, by_ratio: bool) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for token in range(len(LOGITS)):
         own = (0, 0, (0,), (token,), 0, 0.0, True, drawn[[token]].float(), reference[[token]].float())
-        (batch,) = group_batches([GroupEpisode(*own)], 1, 0, of_tokens=True)
+        (batch,) = group_batches([GroupEpisode(*own)], Layout(0, 1), of_tokens=True)
         settings = GroupSettings(row(), 9.0, 9.0, 1.0, 1.0, 1, kl_by_ratio=by_ratio)
         total = total + drawn[token].exp() * group_terms(settings, logp[[token]], batch).loss
     total.backward()

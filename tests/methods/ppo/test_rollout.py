@@ -15,7 +15,7 @@ from surefoot.models.rollout import Rollout
 from surefoot.system.errors import EnvironmentFault
 
 TERMS = Terms(reward_clip=5.0, gamma=1.0, lam=1.0, whiten=False)
-PROMPTS = Prompts([(1, 2), (3,), (4, 5, 6)], [10, 11, 12])
+PROMPTS = Prompts([(1, 2), (3,), (4, 5, 6)], [10, 11, 12], range(3), [()] * 3)
 ANSWERS = (
     Rollout((1, 2), (7, 8, 2), True, (-1.0, -2.0, -0.5)),
     Rollout((3,), (2,), True, (-0.25,)),

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from surefoot.data.batching.batch import RecordName, RowsBatch
-from surefoot.data.batching.rollouts import answered_rows, drawn_count
+from surefoot.data.batching.batch import Batch, RecordName, RowsBatch
+from surefoot.data.batching.loader import Layout, batch_of, filled, grouped
+from surefoot.data.batching.rollouts import answered_example, drawn_count
+from surefoot.data.tokenize.dataset import TokenizedDataset
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class GroupEpisode:
     kept: for each position, the candidate tokens that sampling (top-k, top-p) allowed, over which probabilities are
         normalized; None: the whole vocabulary.
     pieces: which stretches of the response an environment gave, as in `drawn_mask`.
+    source: index of its prompt in the data, by which its pictures are found.
     """
 
     place: int
@@ -49,6 +52,7 @@ class GroupEpisode:
     weights: torch.Tensor | None = None
     kept: tuple[tuple[int, ...], ...] | None = None
     pieces: tuple[int, ...] = ()
+    source: int = 0
 
     @property
     def drawn(self) -> int:
@@ -78,19 +82,31 @@ class GroupBatch(RowsBatch):
     kept: torch.Tensor | None = None
 
 
-def group_batches(episodes: Sequence[GroupEpisode], micro: int, pad_id: int, *, of_tokens: bool) -> list[GroupBatch]:
-    """Build batches of at most `micro` answers, longest first; answers of equal length keep their order.
+def group_batches(
+    episodes: Sequence[GroupEpisode], layout: Layout, *, of_tokens: bool, data: TokenizedDataset | None = None
+) -> list[GroupBatch]:
+    """Build the batches of a step; answers of equal length keep their order.
 
     of_tokens: the loss is a mean over tokens, not over answers.
+    data: with the prompts' pictures; None: they have none.
     """
-    by_length = sorted(episodes, key=lambda one: len(one.prompt) + len(one.response), reverse=True)
-    return [_batch(by_length[start : start + micro], pad_id, of_tokens) for start in range(0, len(by_length), micro)]
+    processor = None if data is None else data.processor
+    examples = [
+        answered_example(one.prompt, one.response, one.number, one.pieces, data.shown(one.source) if data else ())
+        for one in episodes
+    ]
+
+    def made(group: Sequence[int]) -> GroupBatch:
+        rows = batch_of([examples[place] for place in group], layout, processor)
+        return _batch([episodes[place] for place in group], rows, of_tokens)
+
+    return list(filled(map(made, grouped(examples, layout, processor)), layout))
 
 
-def _batch(episodes: Sequence[GroupEpisode], pad_id: int, of_tokens: bool) -> GroupBatch:
+def _batch(episodes: Sequence[GroupEpisode], rows: Batch, of_tokens: bool) -> GroupBatch:
     weight = sum(one.counted * one.drawn for one in episodes) if of_tokens else len(episodes)
     return GroupBatch(
-        answered_rows([(one.prompt, one.response, one.pieces, one.number) for one in episodes], pad_id),
+        rows,
         torch.cat([one.logprobs for one in episodes]),
         torch.cat([torch.full((one.drawn,), one.advantage) for one in episodes]),
         torch.tensor([float(one.counted) for one in episodes]),
@@ -142,6 +158,7 @@ def groups_to_tensors(episodes: Sequence[GroupEpisode]) -> dict[str, torch.Tenso
         "response_lengths": torch.tensor([len(one.response) for one in episodes]),
         "advantages": torch.tensor([one.advantage for one in episodes], dtype=torch.float64),
         "counted": torch.tensor([one.counted for one in episodes]),
+        "sources": torch.tensor([one.source for one in episodes]),
         "logprobs": torch.cat([one.logprobs for one in episodes]),
         **{name: one for name, one in optional.items() if one is not None},
     }
@@ -183,6 +200,7 @@ def groups_from_tensors(tensors: Mapping[str, torch.Tensor], numbers: Sequence[R
             weights,
             kept,
             pieces,
+            tensors["sources"].tolist() if "sources" in tensors else [0] * len(numbers),  # of earlier versions
             strict=True,
         )
     )

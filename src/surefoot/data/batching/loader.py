@@ -39,6 +39,7 @@ from surefoot.data.batching.batch import (
     pack,
 )
 from surefoot.data.tokenize.dataset import TokenizedDataset
+from surefoot.data.tokenize.picture_processor import PictureProcessor
 
 AnyBatch = TypeVar("AnyBatch", bound=Weighted)
 Sizes = Sequence[Sequence[int]]  # token counts of the sequences of each item; all items have equally many sequences
@@ -163,10 +164,9 @@ def micro_batches(
     side: Literal["left", "right"] = "right",
 ) -> list[Batch]:
     """Build padded batches of at most `micro` examples, longest first; examples of equal length keep their order."""
-    return [
-        collate([dataset[index] for index in chunk], pad_id, side)
-        for chunk in _by_length(indices, dataset.length, micro)
-    ]
+    own = [int(index) for index in indices]
+    groups = padded_rows([dataset.length(index) for index in own], math.inf, most=micro)
+    return [collate([dataset[own[place]] for place in group], pad_id, side) for group in groups]
 
 
 def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
@@ -174,9 +174,9 @@ def to_batch(examples: Sequence[Example], layout: Layout) -> Batch:
     return pack(examples) if layout.packed else collate(examples, layout.pad_id)
 
 
-def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: Layout) -> Batch:
+def batch_of(examples: Sequence[Example], layout: Layout, processor: PictureProcessor | None) -> Batch:
     """Build one micro-batch of these examples, whose pictures are read later: another rank's are not needed."""
-    batch, processor = to_batch(examples, layout), dataset.processor
+    batch = to_batch(examples, layout)
     if processor is None or not any(example.pictures for example in examples):
         return batch
     shown = tuple(example.pictures for example in examples)
@@ -191,20 +191,20 @@ def _batch_of(dataset: TokenizedDataset, examples: Sequence[Example], layout: La
 
 
 def _by_pictures(
-    dataset: TokenizedDataset, groups: Iterable[list[int]], layout: Layout, example: Callable[[int], int] = int
+    groups: Iterable[list[int]], layout: Layout, processor: PictureProcessor | None, count: Callable[[int], int]
 ) -> Iterable[list[int]]:
     """Split micro-batches whose rows must have equally many pictures, and those of which all or none must have any:
-    these come with pictures first. example: item of a group -> an example of it."""
-    if dataset.processor is None or not (dataset.processor.by_row or layout.alike):
+    these come with pictures first. count: item of a group -> its pictures."""
+    if processor is None or not (processor.by_row or layout.alike):
         return groups
-    most = math.inf if dataset.processor.by_row else 1
+    most = math.inf if processor.by_row else 1
     found: dict[bool, list[list[int]]] = {True: [], False: []}
     for group in groups:
         alike: dict[float, list[int]] = {}
         for index in group:
-            alike.setdefault(min(dataset.picture_count(example(index)), most), []).append(index)
-        for count, own in alike.items():
-            found[count > 0 or not layout.alike].append(own)
+            alike.setdefault(min(count(index), most), []).append(index)
+        for number, own in alike.items():
+            found[number > 0 or not layout.alike].append(own)
     return [*found[True], *found[False]]
 
 
@@ -223,18 +223,30 @@ def filled(batches: Iterable[AnyBatch], layout: Layout) -> Iterator[AnyBatch]:
 
 def example_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[Batch]:
     """Build the micro-batches of one step."""
-    own = [int(index) for index in indices]
-    groups = [[own[place] for place in group] for group in layout.groups([(dataset.length(index),) for index in own])]
-    found = [[dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout)]
-    return list(filled((_batch_of(dataset, examples, layout) for examples in found), layout))
+    return batches_of([dataset[int(index)] for index in indices], layout, dataset.processor)
+
+
+def grouped(examples: Sequence[Example], layout: Layout, processor: PictureProcessor | None) -> list[list[int]]:
+    """Group the examples of one step. Returns indices per micro-batch, those with pictures first where they must be
+    alike, else the longest first. The batches made of them go through `filled`."""
+    groups = layout.groups([(len(one.ids),) for one in examples])
+    return list(_by_pictures(groups, layout, processor, lambda place: len(examples[place].pictures)))
+
+
+def batches_of(examples: Sequence[Example], layout: Layout, processor: PictureProcessor | None = None) -> list[Batch]:
+    """Build the micro-batches of these examples."""
+    groups = grouped(examples, layout, processor)
+    made = (batch_of([examples[place] for place in group], layout, processor) for group in groups)
+    return list(filled(made, layout))
 
 
 def all_example_batches(dataset: TokenizedDataset, layout: Layout) -> Iterator[Batch]:
     """Iterate over a whole data set, longest examples first: little padding, and out of memory happens at once or
     never."""
     groups = layout.groups_of_all([(int(length),) for length in dataset.lengths])
-    found = ([dataset[index] for index in group] for group in _by_pictures(dataset, groups, layout))
-    yield from filled((_batch_of(dataset, examples, layout) for examples in found), layout)
+    groups = _by_pictures(groups, layout, dataset.processor, dataset.picture_count)
+    made = (batch_of([dataset[index] for index in group], layout, dataset.processor) for group in groups)
+    yield from filled(made, layout)
 
 
 def with_progress(batches: Iterable[AnyBatch], on_batch: Callable[[int], None]) -> Iterator[AnyBatch]:
@@ -262,8 +274,10 @@ def for_rank(batches: Iterable[AnyBatch], rank: int, world: int) -> Iterator[Any
 
 
 def _with_pixels(batch: AnyBatch) -> AnyBatch:
-    """Read the pictures now, in this thread: `prefetched` has threads for it."""
-    _ = batch.rows.pixels
+    """Read the pictures now, in this thread: `prefetched` has threads for it. Those of prompts are read with their
+    answers."""
+    if not isinstance(batch, PromptBatch):
+        _ = batch.rows.pixels
     return batch
 
 
@@ -281,7 +295,7 @@ def pair_batches(dataset: TokenizedDataset, pairs: Iterable[int], layout: Layout
     """
     own = [int(pair) for pair in pairs]
     groups = [[own[i] for i in group] for group in layout.groups(dataset.lengths.reshape(-1, 2)[own].tolist())]
-    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, _better))
+    made = (_pair_batch(dataset, group, layout) for group in _pairs_by_pictures(dataset, groups, layout))
     found = list(filled(made, layout))
     better = sum(_better_tokens(one) for one in found)
     shares = {"answer_share": len(own) / better if better else 0.0, "row_share": _row_share(dataset, own)}
@@ -295,12 +309,12 @@ def all_pairs(dataset: TokenizedDataset, layout: Layout) -> Iterator[PairBatch]:
     tokens = sum(dataset.supervised(2 * pair) for pair in range(count))
     shares = {"answer_share": count / tokens if tokens else 0.0, "row_share": _row_share(dataset, range(count))}
     groups = layout.groups_of_all(dataset.lengths.reshape(-1, 2).tolist())
-    made = (_pair_batch(dataset, group, layout) for group in _by_pictures(dataset, groups, layout, _better))
+    made = (_pair_batch(dataset, group, layout) for group in _pairs_by_pictures(dataset, groups, layout))
     yield from filled((replace(one, **shares) for one in made), layout)
 
 
-def _better(pair: int) -> int:
-    return 2 * pair
+def _pairs_by_pictures(dataset: TokenizedDataset, groups: Iterable[list[int]], layout: Layout) -> Iterable[list[int]]:
+    return _by_pictures(groups, layout, dataset.processor, lambda pair: dataset.picture_count(2 * pair))
 
 
 def _row_share(dataset: TokenizedDataset, pairs: Sequence[int]) -> float:
@@ -312,7 +326,7 @@ def _row_share(dataset: TokenizedDataset, pairs: Sequence[int]) -> float:
 def _pair_batch(dataset: TokenizedDataset, pairs: Sequence[int], layout: Layout) -> PairBatch:
     sides = [[dataset[2 * pair + side] for pair in pairs] for side in (0, 1)]
     common = tuple(common_beginning(*both) for both in zip(*sides, strict=True))
-    return PairBatch(_batch_of(dataset, [*sides[0], *sides[1]], layout), common, len(pairs))
+    return PairBatch(batch_of([*sides[0], *sides[1]], layout, dataset.processor), common, len(pairs))
 
 
 def _better_tokens(batch: PairBatch) -> int:
@@ -340,34 +354,33 @@ def judged_batches(
         examples = [dataset[step[place]] for place in places]
         following = [dataset[step[(place + 1) % len(step)]] for place in places]
         swapped = [_with_answer(*both, most) for both in zip(examples, following, strict=True)]
-        rows = _batch_of(dataset, examples, layout)
+        rows = batch_of(examples, layout, dataset.processor)
+        pairs_others = others and len(step) > 1
         return JudgedBatch(
             rows,
             torch.from_numpy(good[[step[place] for place in places]]),
             # The same pictures, which are read once.
-            replace(_batch_of(dataset, swapped, layout), pictures=rows.pictures) if others and len(step) > 1 else None,
+            replace(batch_of(swapped, layout, dataset.processor), pictures=rows.pictures) if pairs_others else None,
             len(places),
             good_share=shares[0],
             bad_share=shares[1],
         )
 
     groups = layout.groups([(dataset.length(index),) for index in step])
-    return list(filled(map(made, _by_pictures(dataset, groups, layout, step.__getitem__)), layout))
+    groups = _by_pictures(groups, layout, dataset.processor, lambda place: dataset.picture_count(step[place]))
+    return list(filled(map(made, groups), layout))
 
 
-def prompt_batches(dataset: TokenizedDataset, indices: Iterable[int], micro: int, pad_id: int) -> list[PromptBatch]:
-    """Build batches of at most `micro` prompts, longest first."""
-    found = []
-    for chunk in _by_length(indices, dataset.length, micro):
-        examples = [dataset[index] for index in chunk]
-        prompts = tuple(tuple(example.ids.tolist()) for example in examples)
-        found.append(PromptBatch(collate(examples, pad_id), prompts, len(chunk)))
-    return found
+def prompt_batches(dataset: TokenizedDataset, indices: Iterable[int], layout: Layout) -> list[PromptBatch]:
+    """Build the batches of the prompts of one step."""
+    examples = [dataset[int(index)] for index in indices]
 
+    def made(group: Sequence[int]) -> PromptBatch:
+        own = [examples[place] for place in group]
+        prompts = tuple(tuple(example.ids.tolist()) for example in own)
+        return PromptBatch(batch_of(own, layout, dataset.processor), prompts, len(own))
 
-def _by_length(indices: Iterable[int], length: Callable[[int], int], micro: int) -> Iterator[list[int]]:
-    ordered = sorted((int(index) for index in indices), key=length, reverse=True)
-    yield from (ordered[start : start + micro] for start in range(0, len(ordered), micro))
+    return list(filled(map(made, grouped(examples, layout, dataset.processor)), layout))
 
 
 def common_beginning(better: Example, worse: Example) -> int:

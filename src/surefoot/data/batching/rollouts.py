@@ -28,6 +28,7 @@ from surefoot.data.batching.order import (
     step_examples,
     steps_per_epoch,
 )
+from surefoot.data.formats.conversation import Picture
 
 
 @dataclass(frozen=True)
@@ -162,12 +163,22 @@ class PpoBatch(RowsBatch):
         return replace(self, rows=self.rows.blank(), text=None if self.text is None else self.text.blank())
 
 
-Answered = tuple[Sequence[int], Sequence[int], Sequence[int], RecordName]  # prompt, response, its pieces, record name
+def answered_example(
+    prompt: Sequence[int],
+    response: Sequence[int],
+    number: RecordName,
+    pieces: Sequence[int] = (),
+    pictures: tuple[Picture, ...] = (),
+) -> Example:
+    """Return a prompt with its answer as an example, of which the drawn tokens are learned.
 
-
-def answered_rows(answers: Sequence[Answered], pad_id: int) -> Batch:
-    """Build padded rows; targets are the drawn tokens of the responses. pieces: as in `drawn_mask`."""
-    return collate([_example(*one) for one in answers], pad_id)
+    number: the record's name.
+    pieces: as in `drawn_mask`.
+    pictures: of the prompt.
+    """
+    ids = np.array([*prompt, *response], dtype=np.int64)
+    learned = np.append(np.zeros(len(prompt), dtype=bool), drawn_mask(response, pieces))
+    return Example(ids, learned, number, pictures)
 
 
 def drawn_mask(response: Sequence[int], pieces: Sequence[int]) -> np.ndarray:
@@ -203,14 +214,9 @@ def with_texts(batches: Sequence[PpoBatch], texts: Sequence[Batch]) -> list[PpoB
     return [replace(batch, text=text, text_share=share) for batch, (text, share) in zip(batches, added, strict=True)]
 
 
-def _example(prompt: Sequence[int], response: Sequence[int], pieces: Sequence[int], number: RecordName) -> Example:
-    ids = np.array([*prompt, *response], dtype=np.int64)
-    return Example(ids, np.append(np.zeros(len(prompt), dtype=bool), drawn_mask(response, pieces)), number)
-
-
 def _batch(episodes: Sequence[Episode], pad_id: int) -> PpoBatch:
     return PpoBatch(
-        answered_rows([(one.prompt, one.response, (), one.number) for one in episodes], pad_id),
+        collate([answered_example(one.prompt, one.response, one.number) for one in episodes], pad_id),
         torch.cat([one.logprobs for one in episodes]),
         torch.cat([one.advantages for one in episodes]),
         torch.cat([one.returns for one in episodes]),

@@ -119,10 +119,18 @@ class TokenizedDataset:
                 if own := file.pictures.get(place):
                     yield index, own
 
-    def picture_count(self, index: int) -> int:
-        """Return the number of pictures of an example."""
+    def shown(self, index: int) -> tuple[Picture, ...]:
+        """Return the pictures of an example."""
         file, place, _ = self._find(index)
-        return len(file.pictures.get(place, ()))
+        return file.pictures.get(place, ())
+
+    def with_facts(self, index: int, text: str) -> str:
+        """Name the pictures in the decoded tokens of an example, for display."""
+        shown = self.shown(index)
+        return self.processor.with_facts(text, iter(shown)) if shown and self.processor else text
+
+    def picture_count(self, index: int) -> int:
+        return len(self.shown(index))
 
     def record(self, index: int) -> Mapping[str, Any]:
         """Return all fields of the record of a prompt."""

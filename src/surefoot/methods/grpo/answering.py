@@ -32,7 +32,7 @@ from surefoot.methods.losses.grpo import pass_at_k
 from surefoot.methods.rewards.answers import Answers, Score
 from surefoot.methods.rewards.as_drawn import AsDrawn
 from surefoot.methods.rewards.terms import Graded, Reward, grade_all
-from surefoot.methods.rollouts import answers_of_all, evaluation_seed, prompts_at
+from surefoot.methods.rollouts import Prompts, answers_of_all, evaluation_seed, prompts_at, shown_of
 from surefoot.methods.waiting import WaitReporter
 from surefoot.models.generate import Decoding
 from surefoot.models.rollout import Rollout, Rollouts
@@ -44,14 +44,12 @@ from surefoot.training.ranks import all_or_none, gather_texts
 class DrawnAnswers:
     """This rank's answers to prompts, without scores.
 
-    where: index of each prompt of all ranks in the data.
-    prompts: token ids of the prompts of all ranks.
+    prompts: of all ranks.
     places: which of them this rank has answered.
     scores: of rewards that were asked while others were drawn, by their labels.
     """
 
-    where: Sequence[int]
-    prompts: Sequence[tuple[int, ...]]
+    prompts: Prompts
     places: Sequence[int]
     heard: TurnAnswers
     scores: Mapping[str, Sequence[Score]] = field(default_factory=dict)
@@ -111,7 +109,8 @@ class Answering:
                         heard = TurnAnswers(self.rollouts.answer(own, decoding, places, arrived=early.arrived))
                     scores = early.scores()
                 else:
-                    heard = TurnAnswers(self.rollouts.answer(own, decoding, places))
+                    shown = shown_of(prompts.ids, prompts.pictures, places, how.processor)
+                    heard = TurnAnswers(self.rollouts.answer(own, decoding, places, shown=shown))
         else:
             asked = TurnRequest(
                 own,
@@ -121,17 +120,18 @@ class Answering:
                 places,
             )
             heard = self.multi_turn.converse(self.rollouts, asked, decoding, step, needed=needed)
-        return DrawnAnswers(where, prompts.ids, places, heard, scores)
+        return DrawnAnswers(prompts, places, heard, scores)
 
     def score(self, data: TokenizedDataset, drawn: DrawnAnswers) -> tuple[GroupRollout, list[dict[str, Any]]]:
         """Score answers; also return each answer's record for the run folder."""
-        how, places, where, heard = self.passes, drawn.places, drawn.where, drawn.heard
+        how, prompts, places, heard = self.passes, drawn.prompts, drawn.places, drawn.heard
+        where = prompts.where
         with self.waits.during("ranks", "this rank has its answers, and waits for those of the other ranks"):
-            answers = answers_of_all(drawn.prompts, heard.answers, places, how.totals)
+            answers = answers_of_all(prompts.ids, heard.answers, places, how.totals)
         by_models: dict[str, list[float | None]] = {}
         for model in self.reward_models:
             with self.waits.during(model.name, f"{model.name} scores {len(answers)} answers"):
-                scores = model_scores(model, answers, how)
+                scores = model_scores(model, answers, prompts.pictures, how)
             by_models[model.name] = [scores[place] for place in places]
         with all_or_none(how.totals):
             graded, kept = self._grade(heard, data, [where[place] for place in places], by_models, drawn.scores)

@@ -16,6 +16,7 @@ from torch import nn
 
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.loader import for_rank
+from surefoot.data.formats.conversation import Picture
 from surefoot.methods.grpo.rollout import Passes
 from surefoot.methods.method import Built, LoadedModels, RunInputs
 from surefoot.methods.policy import policy_alone
@@ -73,14 +74,19 @@ def open_reward_models(run: RunInputs, loaded: LoadedModels) -> tuple[RewardMode
     return tuple(_open(source, number, where.value, run.plan, loaded) for number, (source, where) in placed)
 
 
-def model_scores(model: RewardModel, answers: Sequence[Rollout], how: Passes) -> list[float | None]:
-    """Of every rank's answers; None for one without a token. Every rank must ask."""
-    rows = gather_rows(dict(_passed(model, answers, how)), len(answers), how.totals)
+def model_scores(
+    model: RewardModel, answers: Sequence[Rollout], pictures: Sequence[tuple[Picture, ...]], how: Passes
+) -> list[float | None]:
+    """Of every rank's answers; None for one without a token. Every rank must ask. pictures: of each prompt."""
+    rows = gather_rows(dict(_passed(model, answers, pictures, how)), len(answers), how.totals)
     return [row[0] if row else None for row in rows]
 
 
-def _passed(model: RewardModel, answers: Sequence[Rollout], how: Passes) -> Iterator[tuple[int, list[float]]]:
-    for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
+def _passed(
+    model: RewardModel, answers: Sequence[Rollout], pictures: Sequence[tuple[Picture, ...]], how: Passes
+) -> Iterator[tuple[int, list[float]]]:
+    batches = answered_batches(answers, how.layout, pictures, how.processor)
+    for batch in for_rank(batches, how.rank, how.world):
         with inference_mode(model.model), model.use(), how.kernels(), how.forward():
             scores = last_values(model.model, batch.to(how.device)).tolist()
         for place, score in zip(batch.examples, scores[: len(batch.examples)], strict=True):  # none in a blank one

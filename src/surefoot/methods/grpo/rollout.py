@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from surefoot.data.batching.groups import GroupEpisode, kept_index
-from surefoot.data.batching.loader import for_rank
+from surefoot.data.batching.loader import Layout, for_rank
+from surefoot.data.formats.conversation import Picture
+from surefoot.data.tokenize.picture_processor import PictureProcessor
 from surefoot.method_facts.losses import GroupLossFacts
 from surefoot.methods.environments.multi_turn import ENVIRONMENT, counted
 from surefoot.methods.grpo.memory import RolloutStatistics
@@ -43,13 +45,17 @@ OVERLONG = "overlong"  # the penalty's name among the rewards
 
 @dataclass(frozen=True)
 class Passes:
-    """How answers go through models. micro: answers of a pass."""
+    """How answers go through models.
 
-    pad_id: int
-    micro: int
+    layout: of a pass.
+    processor: makes the pixels of their prompts' pictures; None: they have none.
+    """
+
+    layout: Layout
     kernels: Context
     forward: Context
     device: torch.device
+    processor: PictureProcessor | None = None
     rank: int = 0
     world: int = 1
     totals: Totals = list
@@ -158,16 +164,22 @@ def flat_groups(rollout: GroupRollout, group: int) -> torch.Tensor:
 
 
 def compute_logprobs(
-    rollout: GroupRollout, how: Passes, temperature: float, policy: nn.Module | None, reference: ReferenceModel | None
+    rollout: GroupRollout,
+    pictures: Sequence[tuple[Picture, ...]],
+    how: Passes,
+    temperature: float,
+    policy: nn.Module | None,
+    reference: ReferenceModel | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute log-probabilities of policy and reference, [E, R] each, 0 after the end of an answer. Collective.
 
+    pictures: of each answer's prompt.
     policy: None takes the engine's log-probabilities in place of the policy's.
     reference: None if the loss needs none.
     """
     asked = [] if policy is None else [ReferenceModel(policy)]
     asked += [] if reference is None else [reference]
-    found = dict(_pass(rollout.answers, asked, how, temperature)) if asked else {}
+    found = dict(_pass(rollout.answers, pictures, asked, how, temperature)) if asked else {}
     count, width = len(rollout.answers), rollout.drawn.shape[1]
     tables = [
         as_table(gather_rows({place: rows[part] for place, rows in found.items()}, count, how.totals), width)
@@ -177,10 +189,15 @@ def compute_logprobs(
 
 
 def _pass(
-    answers: Sequence[Rollout], asked: Sequence[ReferenceModel], how: Passes, temperature: float
+    answers: Sequence[Rollout],
+    pictures: Sequence[tuple[Picture, ...]],
+    asked: Sequence[ReferenceModel],
+    how: Passes,
+    temperature: float,
 ) -> Iterator[tuple[int, list[Sequence[float]]]]:
     """Yield, for this rank's share, (index, log-probabilities by each model)."""
-    for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
+    batches = answered_batches(answers, how.layout, pictures, how.processor)
+    for batch in for_rank(batches, how.rank, how.world):
         rows, tables = batch.to(how.device), []
         kept = kept_index([answers[int(place)].kept for place in batch.examples])
         kept = None if kept is None else kept.to(how.device)
@@ -243,6 +260,7 @@ def to_episodes(
             None if weights is None else weights[place, : answer.drawn].clone(),
             answer.kept,
             answer.pieces,
+            prompts.where[place],
         )
         for place, answer in enumerate(rollout.answers)
         if known[place]

@@ -19,6 +19,7 @@ from surefoot.data.batching.loader import for_rank
 from surefoot.data.batching.order import CONTROL, uniform
 from surefoot.data.batching.rollouts import Cycles, Place
 from surefoot.methods.environments.recorded import Recorded
+from surefoot.methods.examples import whole_layout
 from surefoot.methods.grpo.alongside import Alongside
 from surefoot.methods.grpo.answering import Answering, DrawnAnswers, evaluate_answers
 from surefoot.methods.grpo.memory import GroupMemory, Numbers, RolloutStatistics
@@ -87,8 +88,8 @@ def start_grpo(run: RunInputs, loaded: LoadedModels, notify: Notify) -> Task:
         tokens=run.plan.tokenizer,
         limit=config.grpo.max_new_tokens,
         passes=Passes(
-            pad_id=run.plan.tokenizer.pad_id,
-            micro=run.plan.batch.micro.value,
+            layout=whole_layout(run.plan, task.data),
+            processor=task.data.train.processor,
             kernels=loaded.settings.kernels,
             forward=loaded.settings.forward,
             device=loaded.engine.device,
@@ -128,8 +129,8 @@ class _Cycle:
         episodes = sorted(
             (one for one in self.memory.episodes if one.place in order), key=lambda one: (order[one.place], one.member)
         )
-        of_tokens = loss_facts(self.run.config).mean == "tokens"
-        batches = group_batches(episodes, plan.batch.micro.value, plan.tokenizer.pad_id, of_tokens=of_tokens)
+        of_tokens, data = loss_facts(self.run.config).mean == "tokens", self.run.task.data
+        batches = group_batches(episodes, whole_layout(plan, data), of_tokens=of_tokens, data=data.train)
         return list(for_rank(batches, self.loaded.engine.rank, self.loaded.engine.world))
 
     def evaluate(self, step: int, give_up: Callable[[], bool]) -> Measured | None:
@@ -160,8 +161,8 @@ class _Cycle:
         )
         decode = self.run.tokenizer.decode
         samples = [
-            (str(decode(list(one.prompt))), str(decode(list(one.response), skip_special_tokens=True)))
-            for one in found.greedy.answers
+            (data.with_facts(place, str(decode(list(asked)))), str(decode(list(response), skip_special_tokens=True)))
+            for place, (asked, response) in enumerate((one.prompt, one.response) for one in found.greedy.answers)
         ]
         return Measured(report, samples)
 
@@ -210,7 +211,7 @@ class _Cycle:
         up, a resumed run asks for all of them again."""
         config = self.run.config
         grpo = config.grpo
-        where = list(answers.where[:: grpo.group])
+        where = list(answers.prompts.where[:: grpo.group])
         rollout, lines = self._score(step, number, answers)
         drawn = [rollout]
         for attempt in range(1, grpo.redraw + 1):
@@ -225,7 +226,7 @@ class _Cycle:
                 where[group] = other
         self.run.task.keep(lines)
         prompts = self._prompts(where)
-        logprobs, reference = self._logprobs(step, rollout)
+        logprobs, reference = self._logprobs(step, rollout, prompts)
         facts = loss_facts(config)
         terms = Terms(
             facts,
@@ -301,12 +302,14 @@ class _Cycle:
             for place, one in enumerate(kept)
         ]
 
-    def _logprobs(self, step: int, rollout: GroupRollout) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _logprobs(self, step: int, rollout: GroupRollout, prompts: Prompts) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute log-probabilities of policy and reference; before the first update compare them and the engine's."""
         grpo, compute = self.run.config.grpo, self.run.plan.precision.compute.value
         take_drawn = self.memory.numbers.take_drawn
         policy = None if take_drawn else self.loaded.model
-        logprobs, reference = compute_logprobs(rollout, self.answering.passes, grpo.temperature, policy, self.reference)
+        logprobs, reference = compute_logprobs(
+            rollout, prompts.pictures, self.answering.passes, grpo.temperature, policy, self.reference
+        )
         if step == 1 and not take_drawn:
             known = reference if reference is not None else logprobs
             _, ratio = check_start("grpo", rollout.real, logprobs, known, rollout.drawn, compute)

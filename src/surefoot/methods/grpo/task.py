@@ -13,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from surefoot.config.schema import RunConfig
 from surefoot.data.batching.rollouts import Cycles
 from surefoot.data.prepare import PreparedData
+from surefoot.data.tokenize.picture_processor import read_processor
+from surefoot.data.tokenize.segments import TextEncoder
 from surefoot.data.tokenize.tokenize_file import ReadRecord
 from surefoot.method_facts.losses import GROUP_LOSSES, GroupLossFacts
 from surefoot.methods.examples import prepare_examples
@@ -20,12 +22,15 @@ from surefoot.methods.grpo.turns import named_environment, turn_marks
 from surefoot.methods.losses.grpo import GroupSettings, group_objective
 from surefoot.methods.losses.mismatch import Correction
 from surefoot.methods.method import Task
+from surefoot.methods.open_model import find_parts
 from surefoot.methods.rewards.graders import COMPARING, expected_fault
 from surefoot.methods.rewards.terms import needed_fields, open_rewards
 from surefoot.methods.rollouts import prompts_task
 from surefoot.planning.plan import RunPlan, TokenizerPlan
 from surefoot.system.errors import Fault, InputError
 from surefoot.system.messages import first_few, nearest_word
+
+_PICTURE = "SF-DATA-PICTURE"
 
 
 def prepare_grpo(
@@ -42,9 +47,25 @@ def prepare_grpo(
     data = prepare_examples(config, tokens, tokenizer, read_record=read_record)
     if environment is not None:
         turn_marks(config, tokens, tokenizer, data, environment.role)
-    if faults := [*_without_expected(config, data), *_without_fields(config, data)]:
+    seen = any(file.pictures for one in (data.train, data.eval) if one is not None for file in one.files)
+    unseen = _unseen(config, data, TextEncoder(tokenizer)) if seen else ()
+    if faults := [*unseen, *_without_expected(config, data), *_without_fields(config, data)]:
         raise InputError(faults)
     return data
+
+
+def _unseen(config: RunConfig, data: PreparedData, encoder: TextEncoder) -> Iterator[Fault]:
+    """Faults for what cannot be shown the prompts' pictures: an environment, and reward models that would see them in
+    another way than the policy, whose pixels they get."""
+    if config.grpo.environment is not None:
+        what = "has turns, which do not show the prompts' pictures"
+        yield Fault("grpo.environment", what, "leave it out, or take prompts without pictures", code=_PICTURE)
+    for path, key in config.grpo.reward_models.items():
+        base, _ = find_parts(path, None)
+        own = read_processor(str(base), encoder) and read_processor(str(base), encoder, config.data.max_pixels)
+        if own is None or data.train.processor is None or own.identity != data.train.processor.identity:
+            what = f"{path} does not read pictures as the policy does"
+            yield Fault(key, what, "train a reward model on the policy's own base", code=_PICTURE)
 
 
 def _without_expected(config: RunConfig, data: PreparedData) -> list[Fault]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.data.batching.loader import for_rank
+from surefoot.data.batching.loader import Layout, for_rank
 from surefoot.data.batching.rollouts import Episode
 from surefoot.methods.losses.logprobs import chosen_logprobs, log_distribution
 from surefoot.methods.losses.ppo import (
@@ -191,7 +191,7 @@ def _pass_through(
     """Yield, for this rank's share, (index, (log-probabilities of actor and reference, values, the reward model's
     score)). The actor's are empty if the engine's are used."""
     with how.models.inference():
-        for batch in for_rank(answered_batches(answers, how.micro, how.pad_id), how.rank, how.world):
+        for batch in for_rank(answered_batches(answers, Layout(how.pad_id, how.micro)), how.rank, how.world):
             with how.kernels(), how.forward():
                 rows = batch.to(how.device)
                 places, targets = supervised_places(rows)

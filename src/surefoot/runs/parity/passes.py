@@ -74,12 +74,13 @@ def _own_reference(objective: Objective) -> Objective:
 
 
 def _prompts(model: nn.Module, batch: PromptBatch) -> LossSum:
-    """Cross entropy of each prompt's own tokens, plus the critic's values if there is one."""
+    """Cross entropy of each prompt's own tokens but those of pictures, plus the critic's values if there is one."""
     ids = batch.rows.input_ids
     real = torch.zeros_like(ids, dtype=torch.bool)  # also of a rank's batch that only fills up
     for row, length in enumerate(batch.rows.lengths):
         real[row, :length] = True
-    next_is_real = F.pad(real[:, 1:], (0, 1))
+    learned = real if batch.rows.seen is None else real & (batch.rows.seen == 0)
+    next_is_real = F.pad(learned[:, 1:], (0, 1))
     if not isinstance(model, PPOModels):
         follows = torch.where(next_is_real, ids.roll(-1, dims=1), IGNORE)
         return LossSum(-drawn_logprobs(model, replace(batch.rows, targets=follows), 1.0, None).tokens.sum())

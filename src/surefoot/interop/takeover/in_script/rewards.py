@@ -50,4 +50,4 @@ def what_else_answers(trainer: Any) -> Iterator[Fault]:
         if getattr(trainer, name, None):
             yield name, "takes part in the answers", "use grpo.environment in surefoot's config"
     if {"image", "images"} & set(trainer.train_dataset.column_names):
-        yield "train_dataset", "has pictures, which this stage does not read", ""
+        yield "train_dataset", "has pictures, which a take-over of this stage does not read", ""
