@@ -7,6 +7,7 @@ docs/evidence/engines.md has them.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -373,3 +374,22 @@ def test_references_computed_once_of_pictures_and_texts(server, world, tmp_path,
     losses, weights = apart(*runs)
     assert losses <= LOSS_TOLERANCE
     assert weights <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["fsdp2", "zero3"])
+def test_a_reward_model_of_one_process_goes_on_where_weights_are_shared(server, world, engine):
+    """The plan that it began with computes common prompts once, in two passes through a layer."""
+    name, often = f"reward-goes-on-{engine}", {"duration": "4 steps", "checkpoint": {"every": "2 steps"}}
+    whole = trained(server, world, name, "reward", "lora", **often)
+    output, log = world / name, world / f"{name}-again.txt"
+    assert json.loads((output / "plan.json").read_text())["plan"]["reward"]["shared_prompts"]["value"] is True
+    shutil.rmtree(output / "checkpoint-4")
+    (output / "MANIFEST.json").unlink()
+    sharing = [f"parallel.{key}={value}" for key, value in ENGINES[engine].items()]
+    assert server.run(["train", f"{output}.yaml", *sharing, "--resume"], log, ranks=2) == 0, log.read_text()
+    again = {
+        f"{file.name}: {key}": one for file in output.glob("*.safetensors") for key, one in load_file(file).items()
+    }
+    assert again.keys() == whole.weights.keys()
+    assert max(float((again[key] - one).abs().max()) for key, one in whole.weights.items()) <= WEIGHT_TOLERANCE

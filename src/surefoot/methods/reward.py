@@ -25,6 +25,7 @@ from surefoot.methods.method import ONE_GROUP, Built, Task
 from surefoot.methods.policy import write_policy
 from surefoot.models.folder import resolve_folder
 from surefoot.models.value_head import ScoredModel, ValueHead, load_value_head, save_value_head, value_width
+from surefoot.planning.parallel import sharder
 from surefoot.planning.plan import RewardPlan, RunPlan
 from surefoot.report.intervals import wilson
 from surefoot.system.errors import EnvironmentFault, Fault
@@ -34,8 +35,9 @@ from surefoot.system.messages import counted
 def reward_task(config: RunConfig, plan: RunPlan, data: PreparedData) -> Task:
     """Make the task of the data under a plan."""
     reward = _planned(plan)
-    # Gradient checkpointing, which rules out sharing, may change on resume.
-    shared = reward.shared_prompts.value and not plan.memory.gradient_checkpointing.value
+    # Gradient checkpointing and sharded weights, which rule out sharing, may be new on resume.
+    whole = plan.memory.gradient_checkpointing.value or sharder(plan.parallel)
+    shared = reward.shared_prompts.value and not whole
     objective = reward_objective(reward.loss.value, center=reward.center, surplus=reward.surplus, shared=shared)
     return task_of_items(objective, config, plan, data, pair_batches, all_pairs)
 
