@@ -18,7 +18,7 @@ from surefoot.families.tokenizer_facts import read_tokenizer_facts
 from surefoot.models.adapters import add_adapter
 from surefoot.models.facts import facts_of
 from surefoot.models.fast.chunked_head import head_obstacle
-from surefoot.planning.adapter import plan_adapter
+from surefoot.planning.adapter import plan_adapter, with_rest
 from surefoot.planning.notes import Notes
 from surefoot.planning.tokenizer import plan_tokenizer
 
@@ -149,6 +149,15 @@ def test_every_adapter_of_all_linear_learns(tmp_path, kind):
         found = unused(AutoModelForCausalLM.from_pretrained(folder), every)
         assert len(found) == facts.layers
         assert all("dt_proj" in name for name in found)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("gpt_oss", ["adapter.modules_to_save"]), ("qwen3_moe", [])])
+def test_a_module_around_adapters_does_not_train_whole(tmp_path, kind, refused):
+    """gpt-oss's attention has a parameter of its own beside its linear layers, so that `rest` means it too."""
+    facts, notes = facts_of(MODERN[kind](tmp_path)), Notes()
+    request = run_config(adapter={"kind": "lora", "rank": 2, "modules_to_save": "rest"}).adapter
+    plan_adapter(with_rest(request, facts, head=True), facts, 0, notes)
+    assert [fault.where for fault in notes.faults] == refused
 
 
 DESCRIBED = [kind for kind in MODERN if find(kind)]

@@ -297,6 +297,10 @@ def _saved_in_full(
     for module in saved:
         if module in targets:
             notes.refuse(f"{key}.modules_to_save", f"{module.name} already has the adapter", "name it once")
+    inside = ((one, target) for one in saved for target in targets if target.name.startswith(f"{one.name}."))
+    if (found := next(inside, None)) is not None:
+        what = f"{found[0].name} contains {found[1].name}, which has the adapter; PEFT trains a module with all inside"
+        notes.refuse(f"{key}.modules_to_save", what, "name modules without adapters inside", _TARGETS)
     return saved
 
 
