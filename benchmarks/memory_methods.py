@@ -82,6 +82,7 @@ CASES = {
     "vl-7b tower trained": ("vl-7b", "sft", "pictures", f"{_LORA}vision: {{tower: trained, projector: trained}}\n"),
     "vl-7b tower adapted": ("vl-7b", "sft", "pictures", f"{_LORA}vision: {{tower: adapter, projector: adapter}}\n"),
     "8b nf4": ("8b", "sft", "answers", f"{_LORA}precision: {{compute: bf16, base: nf4}}\n"),
+    "8b int8": ("8b", "sft", "answers", f"{_LORA}precision: {{compute: bf16, base: int8}}\n"),
     "30b-a3b": ("30b-a3b", "sft", "answers", _LORA),
     "30b-a3b experts frozen": ("30b-a3b", "sft", "answers", "adapter: {kind: lora, rank: 32, experts: false}\n"),
 }
