@@ -121,7 +121,7 @@ def last_layer(model: nn.Module) -> LastLayer:
         norms = [one for one in inside if one.given is begin.given and one.output is attention.given]
         if not norms:
             raise ValueError("the attention of its last layer reads neither the layer's input nor its norm")
-        norm = norms[0].module
+        norm = norms[-1].module  # the wrapper that chooses among the norms of adapters, where there is one
     own = {id(module) for module in attention.module.modules()}
     linears = [one for one in inside if id(one.module) in own and isinstance(one.module, _LINEAR)]
     if not linears or linears[-1].output.shape != attention.output[0].shape:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import copy
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils.other import ModulesToSaveWrapper
+from transformers import LlamaForCausalLM
 
 from helpers import zoo
 from helpers.architectures import GPT2, OPT, build
 from helpers.tiers import diagonal
+from helpers.tiny_models import tiny_llama
 from helpers.zoo_adapters import adapted, base_model
 from surefoot.data.batching.batch import Example, PairBatch, collate, pack
+from surefoot.methods.losses.logprobs import adapter_off, frozen
 from surefoot.methods.losses.reward import _last_tokens, reward_objective
 from surefoot.methods.losses.sft import sft_loss, supervised_places
 from surefoot.models.bos import install_bos_scaling
 from surefoot.models.checkpointing import enable_gradient_checkpointing
-from surefoot.models.decoder import decoder_layers
+from surefoot.models.decoder import decoder_layers, last_layer
 from surefoot.models.embeddings import noisy_embeddings
 from surefoot.models.fast import last_block as last_block_module
 from surefoot.models.fast.adapters import adapter_path
-from surefoot.models.fast.last_block import last_block_path, obstacle
+from surefoot.models.fast.last_block import _Pruned, install, last_block_path, obstacle
 from surefoot.models.fast.packing import packed_attention
 from surefoot.models.fast.pointwise import pointwise_path
 from surefoot.models.forward import hidden_at, hidden_states, logits_at, narrowed_logits
@@ -369,3 +375,25 @@ def test_the_loss_of_a_reward_model_reads_no_more(zoo_model, narrowed):
     assert narrowed == [4]
     reward_objective("divergence")(scored, batch)  # twin: it reads many more
     assert narrowed == [4]
+
+
+def test_a_pass_without_the_adapter_has_the_bases_norms(tmp_path):
+    """Norms in modules_to_save, with which an adapter's reference must not compute."""
+    base = LlamaForCausalLM.from_pretrained(tiny_llama(tmp_path / "base"))
+    kinds = {"target_modules": ["q_proj"], "modules_to_save": ["input_layernorm", "norm"]}
+    policy = get_peft_model(base, LoraConfig(r=2, **kinds)).eval()
+    norms = [one for one in policy.modules() if isinstance(one, ModulesToSaveWrapper)]
+    with torch.no_grad():
+        for one in norms:
+            one.modules_to_save["default"].weight.mul_(torch.linspace(0.5, 2, 32))
+    rows = collate([Example(np.arange(4, 24), np.arange(20) >= 15, 0)], 0)
+    plain, trained = adapter_off(policy)(rows), frozen(policy)(rows)
+    undo = install(policy)
+    assert torch.allclose(adapter_off(policy)(rows), plain, rtol=FP32)
+    assert torch.allclose(frozen(policy)(rows), trained, rtol=FP32)
+    undo()
+    block = last_layer(base)
+    assert any(block.norm is one for one in norms)
+    pruned = _Pruned(replace(block, norm=block.norm.modules_to_save["default"]))  # twin: the adapter's, always
+    assert not torch.allclose(adapter_off(policy)(rows), plain, rtol=FP32)
+    pruned.remove()
