@@ -48,7 +48,7 @@ def run(config, reference, monkeypatch):
     for prompt, answer in zip(reference["prompts"], reference["completions"], strict=True):
         waiting[tuple(prompt)].append(tuple(answer))
 
-    def answer(self, prompts, decoding, places=None):
+    def answer(self, prompts, decoding, *others, **more):
         found = [waiting[tuple(prompt)].pop(0) for prompt in prompts]  # another prompt than TRL's: IndexError
         return [
             Rollout(tuple(prompt), one, one[-1] in decoding.stop_ids, None)

@@ -44,7 +44,7 @@ def test_what_was_found_is_told_by_code_and_place() -> None:
         ("headers of weights", 2, "SF-MODEL-WEIGHTS", [f"{folder}/model.safetensors"]),
         ("headers of weights", 3, "SF-MODEL-WEIGHTS", [f"{folder}/model.safetensors"]),
         ("manifests", 2, "SF-CHECKPOINT-DAMAGED", [f"{folder}/MANIFEST.json"]),
-        ("files of other tools", -1, "SF-TRANSLATE-SETTING", ["a.yaml:2:1", "a.yaml:2:1", ""]),
+        ("files of other tools", -1, "SF-TRANSLATE-SETTING", ["", "a.yaml:2:1", "a.yaml:2:1"]),
     ]
     for name, number, code, (first, *others) in found:
         with raises_fault(code, first, also=[(code, where) for where in others]):

@@ -137,7 +137,7 @@ def test_memory_counts_their_states(tmp_path):
 def test_parts_that_cannot_train_are_refused(tmp_path):
     base = seeing_family("llava", tmp_path / "base")
     notes = Notes()
-    plan_vision(run_config(vision=BOTH, stage="reward"), facts_of(base), notes)
+    plan_vision(run_config(vision=BOTH, stage="ppo"), facts_of(base), notes)
     assert [fault.where for fault in notes.faults] == ["vision.tower", "vision.projector"]
     blind, notes = facts_of(base), Notes()
     from dataclasses import replace

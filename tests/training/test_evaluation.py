@@ -55,6 +55,9 @@ class Rows:
     def __getitem__(self, index):
         return self.rows[index]
 
+    def with_facts(self, index, text):
+        return text
+
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
