@@ -60,5 +60,5 @@ def test_twin_a_mean_over_tokens_is_noticed(model):
 
 
 def test_options_that_differ_by_one_token_need_no_cache(model, monkeypatch):
-    monkeypatch.setattr(continuations, "DynamicCache", lambda **_: pytest.fail("made a cache"))
+    monkeypatch.setattr(continuations, "decoding_cache", lambda _: pytest.fail("made a cache"))
     log_likelihoods(model, PROMPTS, ONE_DIGIT, pad_id=3)

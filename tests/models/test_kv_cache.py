@@ -11,12 +11,15 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from helpers import zoo
+from helpers.tiers import representatives
+from helpers.zoo_modern import MODERN
 from surefoot.models import kv_cache as kv_cache_module
 from surefoot.models.forward import causal_model
 from surefoot.models.generate import next_logits
-from surefoot.models.kv_cache import PreallocatedLayer, preallocated_cache
+from surefoot.models.kv_cache import PreallocatedLayer, decoding_cache
 
 STEPS = 40  # beyond the zoo's windows of 16, and beyond the first room
+STATE_LOGITS = 2e-5  # states are added up in another order: 2e-6 was seen
 LOGITS = 5e-6  # attention reads the same numbers at other strides: at most some ulps of logits up to 10 (1e-6)
 
 
@@ -50,7 +53,7 @@ def opened(folder, attention=None):
 @pytest.mark.parametrize("family", zoo.ZOO)
 def test_logits_are_those_of_the_joined_cache(zoo_model, family, little_room):
     model = opened(zoo_model(family))
-    own = decoded(model, preallocated_cache(model), drop_at=(7, 25))
+    own = decoded(model, decoding_cache(model), drop_at=(7, 25))
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
     for one, other in zip(own, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
@@ -59,14 +62,14 @@ def test_logits_are_those_of_the_joined_cache(zoo_model, family, little_room):
 def test_eager_attention_reads_it_too(zoo_model, little_room):
     model = opened(zoo_model("llama3"), "eager")
     plain = decoded(model, DynamicCache(config=causal_model(model).config), drop_at=(7, 25))
-    for one, other in zip(decoded(model, preallocated_cache(model), drop_at=(7, 25)), plain, strict=True):
+    for one, other in zip(decoded(model, decoding_cache(model), drop_at=(7, 25)), plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=LOGITS)
 
 
 def test_twin_a_room_that_loses_its_tokens_is_noticed(zoo_model, little_room, monkeypatch):
     """A room that grows without taking along what it held."""
     model = opened(zoo_model("llama3"))
-    plain = decoded(model, preallocated_cache(model))
+    plain = decoded(model, decoding_cache(model))
     update = PreallocatedLayer.update
 
     def forgetful(layer, keys, values, *arguments, **keywords):
@@ -76,14 +79,14 @@ def test_twin_a_room_that_loses_its_tokens_is_noticed(zoo_model, little_room, mo
         return found
 
     monkeypatch.setattr(PreallocatedLayer, "update", forgetful)
-    changed = decoded(model, preallocated_cache(model))
+    changed = decoded(model, decoding_cache(model))
     assert all(torch.equal(one, other) for one, other in zip(changed[:6], plain[:6], strict=True))
     assert not torch.allclose(changed[-1], plain[-1], atol=LOGITS)
 
 
 def test_windows_keep_their_own_layers(zoo_model):
     model = opened(zoo_model("gemma2"))
-    own = [type(layer) for layer in preallocated_cache(model).layers]
+    own = [type(layer) for layer in decoding_cache(model).layers]
     plain = [type(layer) for layer in DynamicCache(config=model.config).layers]
     assert PreallocatedLayer in own
     assert len(set(own)) == 2
@@ -128,3 +131,36 @@ def test_a_token_is_written_where_there_is_room():
     second, _ = layer.update(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2))
     assert second.data_ptr() == first.data_ptr()
     assert layer.get_seq_length() == 5
+
+
+STATES = ("mamba", "mamba2", "falcon_mamba", "recurrent_gemma")  # take their cache by another name, or take none
+
+
+def whole(model, *, drop_at=()) -> list[torch.Tensor]:
+    """As `decoded`, from whole rows without padding."""
+    rows, found = [[5, 6, 7, 8], [9, 4], [3, 1, 4, 9]], []
+    for step in range(STEPS):
+        rows = rows[1:] if step in drop_at else rows
+        with torch.no_grad():
+            found.append(torch.stack([model(torch.tensor([row]), use_cache=False).logits[0, -1] for row in rows]))
+        rows = [[*row, step % 50] for row in rows]
+    return found
+
+
+@pytest.mark.parametrize("kind", representatives(STATES, "mamba", "recurrent_gemma"))
+def test_models_with_states_generate_as_they_read_whole_rows(kind, tmp_path):
+    model = opened(MODERN[kind](tmp_path))
+    expected = whole(model, drop_at=(7, 25))
+    for _ in range(2):  # nothing is left of the first time
+        own = decoded(model, decoding_cache(model), drop_at=(7, 25))
+        for one, other in zip(own, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=STATE_LOGITS)
+
+
+def test_twins_another_name_or_a_mask_of_all_tokens_are_other_logits(tmp_path, monkeypatch):
+    model = opened(MODERN["mamba"](tmp_path))
+    expected = whole(model)[-1]
+    for name, broken in (("_cache_argument", lambda model: "past_key_values"), ("_OF_STATES", "")):
+        with monkeypatch.context() as only:
+            only.setattr(kv_cache_module, name, broken)
+            assert (decoded(model, decoding_cache(model))[-1] - expected).abs().max() > 100 * STATE_LOGITS

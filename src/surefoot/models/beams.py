@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from surefoot.models.forward import causal_model
 from surefoot.models.generate import Generated, finish, left_padded, next_logits
+from surefoot.models.kv_cache import decoding_cache
 from surefoot.models.modes import eval_mode
 
 
@@ -86,7 +86,7 @@ def _search(
     """Return the best finished beam of each prompt."""
     device = next(model.parameters()).device
     ids, mask = left_padded(prompts, pad_id, device)
-    cache = DynamicCache(config=causal_model(model).config)
+    cache = decoding_cache(model)
     # Start with one beam instead of K, otherwise all K would be the same.
     searches = [_Search(place, [Beam((), 0.0)]) for place in range(len(prompts))]
     best: list[Beam] = [Beam((), 0.0)] * len(prompts)

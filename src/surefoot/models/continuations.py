@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from surefoot.models.attention import decoding_context
-from surefoot.models.forward import causal_model, narrowed_logits, positions_from_mask
+from surefoot.models.forward import narrowed_logits, positions_from_mask
 from surefoot.models.generate import left_padded
+from surefoot.models.kv_cache import DecodingCache, cached_logits, decoding_cache
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def log_likelihoods(
     ids, mask = left_padded(prefixes, pad_id, device)
     tails = [[list(option[count:]) for option in several] for several, count in zip(options, shared, strict=True)]
     needs_cache = any(len(tail) > 1 for several in tails for tail in several)
-    cache = DynamicCache(config=causal_model(model).config) if needs_cache else None
+    cache = decoding_cache(model) if needs_cache else None
     wanted = [count + 1 for count in shared]  # number of last positions of each row whose logits are needed
     logits = _last_logits(model, ids, mask, wanted, cache)
     scores_so_far: list[list[float]] = []
@@ -80,7 +80,7 @@ def _with_tails(
     scores_so_far: list[list[float]],
     tails: Sequence[Sequence[Sequence[int]]],
     mask: torch.Tensor,
-    cache: DynamicCache,
+    cache: DecodingCache,
     pad_id: int,
 ) -> list[list[float]]:
     """Add the scores of the tokens after the first differing one, for all options at once: [N, longest],
@@ -104,7 +104,7 @@ def _with_tails(
 
 
 def _last_logits(
-    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, wanted: Sequence[int], cache: DynamicCache | None
+    model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, wanted: Sequence[int], cache: DecodingCache | None
 ) -> list[torch.Tensor]:
     """Return, for each row of ids [B, T], the logits of its last `wanted` positions, [wanted, V] in fp32.
 
@@ -118,12 +118,10 @@ def _last_logits(
     ]
     positions = positions_from_mask(mask)[:, -width:]
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    wanted_places = torch.tensor(places, device=ids.device)
     with decoding_context():
-        logits = narrowed_logits(
-            model,
-            torch.tensor(places, device=ids.device),
-            **inputs,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
+        if cache is None:
+            logits = narrowed_logits(model, wanted_places, **inputs, use_cache=False)
+        else:
+            logits = cached_logits(model, wanted_places, cache, **inputs)
     return list(logits.float().split(list(wanted)))

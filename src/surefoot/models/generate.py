@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from transformers import Cache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from surefoot.data.batching.batch import Pixels
 from surefoot.models.adapters import CachedNorms
 from surefoot.models.attention import decoding_context
-from surefoot.models.forward import narrowed_logits, picture_inputs, positions_from_mask
-from surefoot.models.kv_cache import preallocated_cache
+from surefoot.models.forward import picture_inputs, positions_from_mask
+from surefoot.models.kv_cache import DecodingCache, cached_logits, decoding_cache
 from surefoot.models.modes import eval_mode
 
 Pictures = Mapping[str, torch.Tensor]  # the result of `surefoot.models.forward.picture_inputs`
@@ -162,7 +162,7 @@ def draw_steps(
     if pictures is not None and len(different) != 1:
         raise ValueError("a prompt with pictures must be the only one")
     ids, mask = left_padded(list(different), decoding.pad_id, device)
-    cache = preallocated_cache(model)
+    cache = decoding_cache(model)
     norms = CachedNorms(model)
     longest = ids.shape[1]
     streams = [np.random.default_rng((decoding.seed, place)) for place in places or range(len(prompts))]
@@ -227,7 +227,7 @@ def next_logits(
     model: nn.Module,
     ids: torch.Tensor,
     mask: torch.Tensor | None,
-    cache: Cache,
+    cache: DecodingCache,
     past: int = 0,
     pictures: Pictures | None = None,
 ) -> torch.Tensor:
@@ -247,7 +247,7 @@ def next_logits(
     last = torch.arange(1, rows + 1, device=ids.device) * new - 1
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **(pictures or {})}
     with decoding_context():
-        return narrowed_logits(model, last, **inputs, past_key_values=cache, use_cache=True).float()
+        return cached_logits(model, last, cache, **inputs).float()
 
 
 def _after_prompt(pictures: Pictures) -> Pictures:
