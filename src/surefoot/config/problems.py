@@ -128,7 +128,7 @@ def _unknown(path: str, given: Mapping[str, Any], suggest: bool) -> Problem:
     if near is not None and near.group == group:
         return Problem(path, "unknown key", f"did you mean {near.name}?", "key", (near.path,), "SF-CONFIG-KEY")
     if near is not None and group in all_keys() and near.name == plain_name(name):  # of its own group none is meant
-        fix = f"{listed}; {near.group} has a key {near.name}"
+        fix = f"{listed}; {near.path} is another key"
         return Problem(path, "unknown key", fix, "key", (), "SF-CONFIG-KEY")
     if near is not None:
         nested = f" (key {near.name} under {near.group})" if near.group else ""
