@@ -13,6 +13,7 @@ Shapes: B rows, h heads, S tokens so far, d head size, n new tokens, V vocabular
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from typing import Any
@@ -91,9 +92,10 @@ DecodingCache = DynamicCache | AllTokens
 
 def decoding_cache(model: nn.Module) -> DecodingCache:
     """Return an empty cache for the model; layers of other kinds (sliding windows) are transformers' own."""
-    if _cache_argument(model) is None:
+    causal = causal_model(model)
+    if _cache_argument(type(causal)) is None or _keeps_states(causal):
         return AllTokens()
-    cache = DynamicCache(config=causal_model(model).config)
+    cache = DynamicCache(config=causal.config)
     cache.layers = [PreallocatedLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
@@ -115,7 +117,7 @@ def cached_logits(
     """
     if isinstance(cache, AllTokens):
         return cache.logits(model, places, input_ids, attention_mask)
-    word = _cache_argument(model)
+    word = _cache_argument(type(causal_model(model)))
     assert word is not None, "such models get AllTokens"
     if word == _OF_STATES and attention_mask is not None:
         attention_mask = attention_mask[:, -input_ids.shape[1] :]  # their layers multiply the new tokens by it
@@ -123,11 +125,15 @@ def cached_logits(
     return narrowed_logits(model, places, input_ids=input_ids, **given, **inputs)
 
 
-def _cache_argument(model: nn.Module) -> str | None:
-    """Return the name of the argument of the model's forward that takes a `Cache`; None if its states are elsewhere.
-    A model takes a cache under another name without a word, and sees each new token alone then."""
-    if any("recurrent_states" in vars(module) for module in model.modules()):  # RecurrentGemma's layers have them
-        return None
-    arguments = inspect.signature(causal_model(model).forward).parameters.items()
+def _keeps_states(model: nn.Module) -> bool:
+    """Whether layers keep states themselves, as RecurrentGemma's do."""
+    return any("recurrent_states" in vars(module) for module in model.modules())
+
+
+@functools.cache
+def _cache_argument(kind: type[nn.Module]) -> str | None:
+    """Return the name of the argument of the model's forward that takes a `Cache`; None if there is none. A model takes
+    a cache under another name without a word, and sees each new token alone then."""
+    arguments = inspect.signature(kind.forward).parameters.items()
     kinds = {name: (argument.annotation, *typing.get_args(argument.annotation)) for name, argument in arguments}
     return next((name for name, own in kinds.items() if Cache in own), None)

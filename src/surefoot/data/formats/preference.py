@@ -48,13 +48,8 @@ from surefoot.data.formats.supervised import (
 )
 from surefoot.data.sources.record_values import kind_of
 
-OPENINGS = (
-    "prompt",
-    "conversations",
-    "messages",
-    "instruction",
-    "query",
-)  # fields of the prompt; the first present one is read
+# Fields of the prompt; the first present one is read.
+OPENINGS = ("prompt", "conversations", "messages", "instruction", "query")
 _OF_ONE_QUESTION = {"instruction": read_instruction, "query": read_query}  # with `history`
 AS_TURNS = ", read as turns"  # in the form of a dialogue that is one text
 BESIDES = ("input", "history", "system", "tools", "images")
