@@ -9,18 +9,14 @@ As memory_shapes.py, on shapes alone; but with the run's own data, batches and l
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import memory
 from bases import SIZES, Shape
-from fresh import told_by
-from memory_shapes import AGAIN, EDGE, LENGTH, build_empty, write_empty
+from memory_shapes import AGAIN, EDGE, LENGTH, Cases, build_empty, run_cases, write_empty
 
 # Qwen3-30B-A3B, from its config.json.
 _A3B = Shape(
@@ -101,33 +97,12 @@ _REWARD = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(**options.case)))
-        return
-    found = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for name, again in itertools.product(CASES, AGAIN):
-            shown = f"{name} {again}"
-            if options.only not in shown:
-                continue
-            case = {"name": name, "again": again, "folder": temporary}
-            row = case | told_by([sys.executable, __file__, "--case", json.dumps(case)])
-            row["off"] = row["forecast"] / row["peak"] - 1
-            found.append(row)
-            forecast, peak = (row[key] / 2**30 for key in ("forecast", "peak"))
-            drawn = f"  rollout {row['rollout'] / 2**30:7.2f}" if row["rollout"] else ""
-            print(
-                f"{shown:>28}  forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}{drawn}", flush=True
-            )
-    if not found:
-        sys.exit(f"--only: no case has {options.only!r} in its name")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    run_cases(__doc__, __file__, _cases, lambda case: measure(**case))
+
+
+def _cases(folder: str) -> Cases:
+    for name, again in itertools.product(CASES, AGAIN):
+        yield f"{name} {again}", {"name": name, "again": again, "folder": folder}
 
 
 def measure(name: str, again: str, folder: str) -> dict[str, Any]:

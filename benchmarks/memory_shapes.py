@@ -19,6 +19,7 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,30 @@ EDGE = 8 << 40  # bytes of the device: nothing is refused
 SHARD = 4 << 30  # bytes
 
 
+Cases = Iterable[tuple[str, dict[str, Any]]]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    run_cases(__doc__, __file__, _cases, measure)
+
+
+def _cases(folder: str) -> Cases:
+    for size, adapter, again, layout in itertools.product(MODELS, ADAPTERS, AGAIN, LAYOUTS):
+        name = f"{size} {adapter} {again}{layout}"
+        case = {"name": name, "size": size, "adapter": adapter, "again": again, "folder": folder}
+        rest = {"packed": bool(layout), "device": "cuda", "length": LENGTH, "precision": "bf16", "data": None}
+        yield name, case | rest
+
+
+def run_cases(
+    about: str, program: str, cases: Callable[[str], Cases], measure: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Read the arguments, measure each case in a process of its own, and print forecast and peak.
+
+    cases: folder for what cases share -> name and settings of each.
+    measure: of one case, in this process; its `rollout` is printed besides.
+    """
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
@@ -46,17 +69,16 @@ def main() -> None:
         return
     found = []
     with tempfile.TemporaryDirectory() as temporary:
-        for size, adapter, again, layout in itertools.product(MODELS, ADAPTERS, AGAIN, LAYOUTS):
-            name = f"{size} {adapter} {again}{layout}"
+        for name, case in cases(temporary):
             if options.only not in name:
                 continue
-            case = {"name": name, "size": size, "adapter": adapter, "again": again, "folder": temporary}
-            case |= {"packed": bool(layout), "device": "cuda", "length": LENGTH, "precision": "bf16", "data": None}
-            row = case | told_by([sys.executable, __file__, "--case", json.dumps(case)])
+            row = case | told_by([sys.executable, program, "--case", json.dumps(case)])
             row["off"] = row["forecast"] / row["peak"] - 1
             found.append(row)
             forecast, peak = (row[key] / 2**30 for key in ("forecast", "peak"))
-            print(f"{name:>24}  forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}", flush=True)
+            drawn = f"  rollout {row['rollout'] / 2**30:7.2f}" if row.get("rollout") else ""
+            shown = f"forecast {forecast:7.2f} GiB  peak {peak:7.2f} GiB  {row['off']:+.1%}{drawn}"
+            print(f"{name:>28}  {shown}", flush=True)
     if not found:
         sys.exit(f"--only: no case has {options.only!r} in its name")
     if options.out:
